@@ -1,0 +1,5 @@
+"""Gradient-based rivals, as methods through the same `torch_admm.fit`: the only place where autograd trains anything."""
+
+from .gradient import LBFGS, SGD
+
+__all__ = ["LBFGS", "SGD"]

@@ -1,0 +1,55 @@
+"""Shared by the tests: nets, data, and naive minimisers to compare the fast ones with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+import torch_admm
+from torch_admm.data import Rows, rows_of
+
+Fn = Callable[[Tensor], Tensor]
+
+
+def net(
+    *widths: int, act: type[nn.Module] = nn.ReLU, bias: bool = True, dtype: torch.dtype = torch.float32
+) -> nn.Sequential:
+    """Linear layers of these widths with activations between them, always the same weights."""
+    torch.manual_seed(0)
+    parts: list[nn.Module] = []
+    for inputs, outputs in zip(widths, widths[1:], strict=False):
+        parts += [nn.Linear(inputs, outputs, bias=bias, dtype=dtype), act()]
+    return nn.Sequential(*parts[:-1])
+
+
+def blobs(
+    rows: int = 120, features: int = 4, classes: int = 2, dtype: torch.dtype = torch.float32
+) -> tuple[Tensor, Tensor]:
+    """Rows whose class is decided by a circle: no linear model separates them."""
+    x = torch.randn(rows, features, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    radius = x.square().sum(1)
+    cuts = torch.quantile(radius, torch.linspace(0, 1, classes + 1, dtype=torch.float64)[1:-1])
+    return x.to(dtype), torch.bucketize(radius, cuts)
+
+
+def started(
+    method: torch_admm.AbstractMethod, model: nn.Module, data: tuple[Tensor, Tensor], seed: int = 0
+) -> tuple[torch_admm.Problem, Rows]:
+    """Bring a method to the point where it can step."""
+    problem = torch_admm.from_module(model, method.loss)
+    rows = rows_of(data, problem)
+    method.init(problem, rows, batch_size=None, seed=seed)
+    return problem, rows
+
+
+def brute_force(cost: Fn, around: Tensor, reach: Tensor, kinks: Tensor, points: int = 400) -> Tensor:
+    """The smallest cost on a fine grid of `points` a row, spanning `around` +- `reach`, and at `kinks`.
+
+    cost maps (rows, candidates) to (rows, candidates), float64.
+    """
+    span = torch.linspace(-1, 1, points, dtype=torch.float64)
+    grid = around[:, None] + reach[:, None] * span
+    grid = torch.cat([grid, kinks.expand(len(around), -1)], 1)
+    return cost(grid).amin(1)

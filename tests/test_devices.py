@@ -1,0 +1,126 @@
+"""A sweep follows the device and dtype of the data, and never makes the device wait for the host."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import torch_admm
+from tests.helpers import blobs, net, started
+from torch_admm.data import Rows
+
+HOST_SYNCS = (
+    "_local_scalar_dense",
+    "item",
+    "nonzero",
+    "is_nonzero",
+    "equal",
+    "_linalg_check_errors",
+    "masked_select",
+)
+ACTIVATIONS: list[type[nn.Module]] = [nn.ReLU, nn.Hardsigmoid, nn.LeakyReLU, nn.Sigmoid, nn.GELU]
+LOSSES = ["hinge", "one_vs_rest_hinge", "squared", "l1", "huber", "logistic", "cross_entropy"]
+
+
+def outputs_of(loss: str) -> int:
+    return 3 if loss in ("one_vs_rest_hinge", "cross_entropy") else 1
+
+
+@pytest.fixture
+def fake_cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Fake cuda tensors in a CPU build: only the Python binding of copy_ asks for a real device guard there."""
+
+    def copy_(self: Tensor, source: Tensor) -> Tensor:
+        return torch.ops.aten.copy_.default(self, source)  # type: ignore[no-any-return]
+
+    monkeypatch.setattr(Tensor, "copy_", copy_)
+    with FakeTensorMode():
+        yield
+
+
+def linear(inputs: int, outputs: int) -> nn.Linear:
+    """An nn.Linear on fake cuda; its own initialisation would ask for a real device."""
+    module = nn.Linear(inputs, outputs, device="meta")
+    module.weight = nn.Parameter(torch.empty(outputs, inputs, device="cuda"))
+    module.bias = nn.Parameter(torch.empty(outputs, device="cuda"))
+    return module
+
+
+@pytest.mark.parametrize("multiplier", ["paper", "consistent", "none"])
+@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.usefixtures("fake_cuda")
+def test_sweep_on_fake_cuda(loss: str, multiplier: Any) -> None:
+    """FakeTensorMode raises on any operation that mixes devices, so a stray CPU tensor fails here."""
+    k = outputs_of(loss)
+    model = nn.Sequential(linear(5, 8), nn.ReLU(), linear(8, 6), nn.Tanh(), linear(6, k))
+    x = torch.empty(40, 5, device="cuda")
+    y = torch.zeros(40, dtype=torch.int64, device="cuda") if k > 1 else torch.zeros(40, 1, device="cuda")
+    method = torch_admm.BregmanADMM(loss, warm_start=0, multiplier=multiplier, chunk_rows=16)
+    problem = torch_admm.from_module(model, loss)
+    method.init(problem, Rows(x, y), seed=0)
+    method.sweep()
+    state = [*method.W.values(), *method.a.values(), *method.z.values(), method.lam]
+    assert {t.device.type for t in state} == {"cuda"}
+
+
+@pytest.mark.usefixtures("fake_cuda")
+def test_fake_cuda_notices_a_stray_cpu_tensor() -> None:
+    """The proof above can fail: labels left on the CPU are found."""
+    model = nn.Sequential(linear(5, 8), nn.ReLU(), linear(8, 1))
+    method = torch_admm.BregmanADMM("hinge")
+    rows = Rows(torch.empty(40, 5, device="cuda"), torch.zeros(40, 1))
+    method.init(torch_admm.from_module(model, "hinge"), rows, seed=0)
+    with pytest.raises(
+        RuntimeError, match="found two different devices|at least two devices|Unhandled FakeTensor"
+    ):
+        method.sweep()
+
+
+class CountSyncs(TorchDispatchMode):
+    """Counts operations that read a value of a tensor on the host."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[str] = []
+        self.total = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.total += 1
+        if func._schema.name.removeprefix("aten::") in HOST_SYNCS:
+            self.seen.append(func._schema.name)
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("act", ACTIVATIONS)
+@pytest.mark.parametrize("loss", LOSSES)
+def test_no_host_sync_in_a_sweep(act: type[nn.Module], loss: str) -> None:
+    k = outputs_of(loss)
+    method = torch_admm.BregmanADMM(loss, warm_start=0)
+    x, y = blobs(60, 4, max(2, k))
+    started(method, net(4, 7, 5, k, act=act), (x, y if loss not in ("squared", "l1", "huber") else x[:, 0]))
+    method.sweep()  # smooth activations build their tables the first time
+    with CountSyncs() as count:
+        method.sweep()
+    assert count.seen == []
+    assert count.total > 50
+
+
+def test_sync_counter_counts() -> None:
+    with CountSyncs() as count:
+        float(torch.ones(1).sum())
+    assert count.seen == ["aten::_local_scalar_dense"]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_state_follows_dtype(dtype: torch.dtype) -> None:
+    method = torch_admm.BregmanADMM("hinge")
+    started(method, net(4, 6, 1, dtype=dtype), blobs(dtype=dtype))
+    method.sweep()
+    state = [*method.W.values(), *method.a.values(), *method.z.values(), method.lam]
+    assert {t.dtype for t in state} == {dtype}

@@ -1,0 +1,42 @@
+"""Train PyTorch networks without gradients: ADMM / Bregman iteration with closed-form steps."""
+
+from .activations import AbstractActivation, activation_of
+from .bregman import BregmanADMM
+from .errors import ConversionError
+from .fit import Result, fit
+from .losses import AbstractLoss, loss_of
+from .maps import AbstractLinearMap, map_of
+from .method import AbstractMethod
+from .problem import Layer, Problem, from_module, to_module
+from .record import AbstractSink, JSONLines, ProgressBar, TensorBoard
+from .stop import AbstractStop, Outcome, Patience, Target, TimeBudget, Tolerance
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "AbstractActivation",
+    "AbstractLinearMap",
+    "AbstractLoss",
+    "AbstractMethod",
+    "AbstractSink",
+    "AbstractStop",
+    "BregmanADMM",
+    "ConversionError",
+    "JSONLines",
+    "Layer",
+    "Outcome",
+    "Patience",
+    "Problem",
+    "ProgressBar",
+    "Result",
+    "Target",
+    "TensorBoard",
+    "TimeBudget",
+    "Tolerance",
+    "activation_of",
+    "fit",
+    "from_module",
+    "loss_of",
+    "map_of",
+    "to_module",
+]

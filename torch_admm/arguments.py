@@ -1,0 +1,41 @@
+"""Checks of arguments: each returns the value or raises a ValueError naming argument, value and expectation."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from numbers import Integral, Real
+from typing import Any, TypeVar
+
+__all__ = ["choice", "per_layer", "positive", "positive_int"]
+
+T = TypeVar("T")
+
+
+def positive(name: str, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, Real) or not 0 < float(value) < math.inf:
+        raise ValueError(f"{name} is {value!r}; a finite number above 0 is expected")
+    return float(value)
+
+
+def positive_int(name: str, value: Any, least: int = 1) -> int:
+    if isinstance(value, bool) or not isinstance(value, Integral) or int(value) < least:
+        raise ValueError(f"{name} is {value!r}; a whole number of at least {least} is expected")
+    return int(value)
+
+
+def choice(name: str, value: T, known: Sequence[T]) -> T:
+    if value not in known:
+        raise ValueError(f"{name} is {value!r}; one of {', '.join(map(repr, known))} is expected")
+    return value
+
+
+def per_layer(name: str, value: float | Sequence[float], count: int | None) -> dict[int, float]:
+    """Keys 1..count; one number serves all layers. With count None only the values are checked."""
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        if count is not None and len(value) != count:
+            raise ValueError(
+                f"{name} has {len(value)} values; one number or {count}, one a layer, are expected"
+            )
+        return {l: positive(f"{name}[{l - 1}]", v) for l, v in enumerate(value, start=1)}
+    return dict.fromkeys(range(1, (count or 0) + 1), positive(name, value))

@@ -1,0 +1,221 @@
+"""BregmanADMM: Algorithm 1 of Taylor et al. (ICML 2016), as printed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal, final
+
+import torch
+from torch import Tensor
+
+from . import steps
+from .arguments import choice, per_layer, positive, positive_int
+from .data import Rows, take
+from .gram import Factor
+from .losses import loss_of
+from .method import AbstractMethod
+from .problem import Problem, Weights
+from .random import gaussian
+
+__all__ = ["BregmanADMM"]
+
+CHUNK_ENTRIES = 1 << 18  # of the widest layer: a chunk's temporaries then stay in the last-level cache
+
+
+@final
+class BregmanADMM(AbstractMethod):
+    """The paper's method: per-sample variables a_l and z_l, and a multiplier lam on the output only.
+
+    - `loss`: a name, a torch criterion or an AbstractLoss; the paper's is "hinge".
+    - `beta`, `gamma`: penalties, one number or one a layer (beta: L, gamma: L - 1).
+    - `warm_start`: the first sweeps, in which lam stays zero.
+    - `dual_step`: lam += dual_step 2 beta (z_L - m_L). The paper prints 1/2; 1 is the exact Bregman update.
+    - `multiplier`: "paper" shows lam to the z_L step only; "consistent" to the W_L and a_{L-1} steps too (z_L + lam /
+      (2 beta) in place of z_L); "none" keeps lam at zero.
+    - `init`: "gaussian" draws a and z; "model" takes them from the model's own forward pass.
+    - `ridge`: None takes the pseudo-inverse in the weight steps; a number adds ridge x mean diagonal of the Gram matrix.
+    - `chunk_rows`: rows worked on at once, which bounds the working memory; None chooses.
+    - `state_dtype`: of the stored a, z and lam (float32, bfloat16, float64); None takes that of the data.
+    """
+
+    def __init__(
+        self,
+        loss: Any = "hinge",
+        *,
+        beta: float | Sequence[float] = 1.0,
+        gamma: float | Sequence[float] = 10.0,
+        warm_start: int = 10,
+        dual_step: float = 0.5,
+        multiplier: Literal["paper", "consistent", "none"] = "paper",
+        init: Literal["gaussian", "model"] = "gaussian",
+        ridge: float | None = None,
+        chunk_rows: int | None = None,
+        state_dtype: torch.dtype | None = None,
+    ) -> None:
+        """Check the settings; those given per layer are matched with the model by `init`."""
+        self.loss = loss_of(loss)
+        self._beta, self._gamma = beta, gamma
+        self.warm_start = positive_int("warm_start", warm_start, least=0)
+        self.dual_step = positive("dual_step", dual_step)
+        self.multiplier = choice("multiplier", multiplier, ("paper", "consistent", "none"))
+        self.initial = choice("init", init, ("gaussian", "model"))
+        self.ridge = None if ridge is None else positive("ridge", ridge)
+        self.chunk_rows = None if chunk_rows is None else positive_int("chunk_rows", chunk_rows)
+        stored = (None, torch.float32, torch.float64, torch.bfloat16)
+        self.state_dtype = choice("state_dtype", state_dtype, stored)
+        per_layer("beta", beta, None)
+        per_layer("gamma", gamma, None)
+
+    @torch.no_grad()
+    def init(self, problem: Problem, rows: Rows, *, batch_size: int | None = None, seed: int = 0) -> None:
+        """Allocate and draw a, z, lam; factor the Gram matrix of the data, which never changes."""
+        if batch_size is not None:
+            raise ValueError(
+                f"batch_size is {batch_size}, but BregmanADMM works on all rows at once; leave it None"
+            )
+        L = problem.L
+        self.beta = per_layer("beta", self._beta, L)
+        self.gamma = per_layer("gamma", self._gamma, L - 1)
+        self.problem, self.rows, self.sweeps = problem, rows, 0
+        widest = max(problem.inputs, *(layer.map.outputs for layer in problem.layers.values()))
+        self.size = self.chunk_rows or max(256, CHUNK_ENTRIES // widest)
+        self.a = {l: self._allocate(l) for l in range(1, L)}
+        self.z = {l: self._allocate(l) for l in range(1, L + 1)}
+        self.lam = torch.zeros_like(self.z[L])
+        self.W = problem.read()
+        self._data_gram = self._factor(1, torch.float64)
+        (self._draw if self.initial == "gaussian" else self._run_forward)(seed)
+
+    def step(self) -> None:
+        """One sweep of Algorithm 1."""
+        self.sweep()
+
+    @torch.no_grad()
+    def sweep(self) -> None:
+        """Algorithm 1, one pass of its loop; m_l stands for W_l a_{l-1} + b_l."""
+        L, W, a, z, beta, gamma = self.problem.L, self.W, self.a, self.z, self.beta, self.gamma
+        layers, loss = self.problem.layers, self.loss
+
+        for l in range(1, L):
+            # W_l <- z_l a_{l-1}^+
+            W[l] = self._weights_of(l)
+            solve = layers[l + 1].map.solve_input(W[l + 1], beta[l + 1], gamma[l])
+            for rows, x, _ in self.rows.chunks(self.size):
+                # a_l <- (beta W_{l+1}'W_{l+1} + gamma I)^-1 (beta W_{l+1}'z_{l+1} + gamma h_l(z_l))
+                h_z = layers[l].h(self._load(z[l], rows))
+                a_l = steps.activation_step(solve, self._target(l + 1, rows), h_z)
+                # z_l <- argmin_z gamma ||a_l - h_l(z)||^2 + beta ||z - m_l||^2
+                m = layers[l].map.forward(W[l], self._input(l, rows, x))
+                take(z[l], rows).copy_(steps.hidden_step(layers[l].h, a_l, m, beta[l], gamma[l]))
+                take(a[l], rows).copy_(a_l)
+
+        # W_L <- z_L a_{L-1}^+
+        W[L] = self._weights_of(L)
+        self.sweeps += 1
+        for rows, x, y in self.rows.chunks(self.size):
+            # z_L <- argmin_z loss(z, y) + <lam, z> + beta ||z - m_L||^2
+            m = layers[L].map.forward(W[L], self._input(L, rows, x))
+            lam = self._load(self.lam, rows)
+            z_L = steps.output_step(loss, m, y, lam, beta[L])
+            take(z[L], rows).copy_(z_L)
+            # lam <- lam + beta (z_L - m_L)
+            if self.multiplier != "none" and self.sweeps > self.warm_start:
+                take(self.lam, rows).copy_(steps.multiplier_step(lam, z_L, m, beta[L], self.dual_step))
+
+    def weights(self) -> Weights:
+        """The current W."""
+        return self.W
+
+    @torch.no_grad()
+    def measures(self) -> dict[str, float]:
+        """Root mean squares of z_l - m_l (`residual_z`), a_l - h_l(z_l) (`residual_a`) and of lam, over all layers."""
+        z_m = torch.zeros((), dtype=torch.float64, device=self.problem.device)
+        a_h = torch.zeros_like(z_m)
+        for rows, x, _ in self.rows.chunks(self.size):
+            for l, layer in self.problem.layers.items():
+                z_l = self._load(self.z[l], rows)
+                z_m += (z_l - layer.map.forward(self.W[l], self._input(l, rows, x))).square().sum()
+                if l < self.problem.L:
+                    a_h += (self._load(self.a[l], rows) - layer.h(z_l)).square().sum()
+        entries = {k: sum(v.numel() for v in part.values()) for k, part in (("z", self.z), ("a", self.a))}
+        return {
+            "residual_z": float(z_m / entries["z"]) ** 0.5,
+            "residual_a": float(a_h / max(1, entries["a"])) ** 0.5,
+            "multiplier": float(self.lam.double().square().mean()) ** 0.5,
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        """W, a, z, lam and the number of sweeps."""
+        return {
+            "W": dict(self.W),
+            "a": dict(self.a),
+            "z": dict(self.z),
+            "lam": self.lam,
+            "sweeps": self.sweeps,
+        }
+
+    @torch.no_grad()
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Copy a state into this run; shapes must be those of this problem and these rows."""
+        for name, mine in (("W", self.W), ("a", self.a), ("z", self.z), ("lam", {0: self.lam})):
+            theirs = state[name] if name != "lam" else {0: state["lam"]}
+            for l, tensor in mine.items():
+                if l not in theirs or theirs[l].shape != tensor.shape:
+                    came = tuple(theirs[l].shape) if l in theirs else "nothing"
+                    raise ValueError(f"state: {name}[{l}] is {came}; {tuple(tensor.shape)} is expected")
+                tensor.copy_(theirs[l])
+        self.sweeps = int(state["sweeps"])
+
+    def _target(self, l: int, rows: slice) -> Tensor:
+        """z_l as the W_l and a_{l-1} steps see it: in the scaled form of the multiplier if it is "consistent"."""
+        z = self._load(self.z[l], rows)
+        if l < self.problem.L or self.multiplier != "consistent":
+            return z
+        return z + self._load(self.lam, rows) / (2 * self.beta[l])
+
+    def _input(self, l: int, rows: slice, x: Tensor) -> Tensor:
+        return x if l == 1 else self._load(self.a[l - 1], rows)
+
+    def _weights_of(self, l: int) -> Tensor:
+        """argmin_W ||z_l - W [a_{l-1}, 1]||^2, with the sums G and R taken over chunks."""
+        linear, products = self.problem.layers[l].map, self.problem.dtype
+        R = torch.zeros(self.W[l].shape, dtype=torch.float64, device=self.problem.device)
+        gram = linear.gram(self.W[l], products)
+        for rows, x, _ in self.rows.chunks(self.size):
+            a = self._input(l, rows, x)
+            linear.cross(R, self._target(l, rows), a)
+            if l > 1:
+                gram.accumulate(a)
+        return steps.weight_step(self._data_gram if l == 1 else gram.factor(self.ridge), R, self.W[l])
+
+    def _factor(self, l: int, products: torch.dtype) -> Factor:
+        gram = self.problem.layers[l].map.gram(self.W[l], products)
+        for rows, x, _ in self.rows.chunks(self.size):
+            gram.accumulate(self._input(l, rows, x))
+        return gram.factor(self.ridge)
+
+    def _draw(self, seed: int) -> None:
+        """Gaussian a and z; the W from them are what the first a steps see."""
+        L = self.problem.L
+        for rows, _, _ in self.rows.chunks(self.size):
+            for stream, state in enumerate([*self.a.values(), *self.z.values()]):
+                take(state, rows).copy_(gaussian(rows, state.shape[1], seed, stream, self.W[L]))
+        for l in range(1, L + 1):
+            self.W[l] = self._weights_of(l)
+
+    def _run_forward(self, seed: int) -> None:
+        """a and z at the model's own forward pass; the seed has no part in it."""
+        for rows, x, _ in self.rows.chunks(self.size):
+            for l, layer in self.problem.layers.items():
+                m = layer.map.forward(self.W[l], x)
+                take(self.z[l], rows).copy_(m)
+                if l < self.problem.L:
+                    x = layer.h(m)
+                    take(self.a[l], rows).copy_(x)
+
+    def _allocate(self, l: int) -> Tensor:
+        shape = self.rows.count, self.problem.layers[l].map.outputs
+        return torch.empty(shape, dtype=self.state_dtype or self.problem.dtype, device=self.problem.device)
+
+    def _load(self, state: Tensor, rows: slice) -> Tensor:
+        return take(state, rows).to(self.problem.dtype)

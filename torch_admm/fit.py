@@ -1,0 +1,221 @@
+"""The one training loop, for ADMM and baselines alike."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any, final
+
+import torch
+from torch import Tensor, nn
+
+from .arguments import positive_int
+from .bregman import BregmanADMM
+from .data import Rows, rows_of
+from .method import AbstractMethod
+from .problem import Problem, Weights, from_module
+from .record import AbstractSink, Clock, ProgressBar, Row
+from .stop import AbstractStop, Outcome, is_better
+
+__all__ = ["Result", "fit"]
+
+EVALUATION_ROWS = 16_384  # rows of one forward pass in an evaluation
+
+Evaluate = Callable[[nn.Module], Mapping[str, float]]
+
+
+@final
+@dataclass(frozen=True)
+class Result:
+    """What a run gives back; the trained model is the object that was passed in."""
+
+    model: nn.Module
+    outcome: Outcome
+    message: str
+    history: list[Row]
+    best: Row
+    method: AbstractMethod = field(repr=False)
+
+
+def fit(
+    model: nn.Module,
+    data: Any,
+    method: AbstractMethod | None = None,
+    *,
+    max_sweeps: int = 100,
+    batch_size: int | None = None,
+    evaluate: Any = None,
+    evaluate_every: int = 1,
+    monitor: str | None = None,
+    stop: AbstractStop | Iterable[AbstractStop] = (),
+    sinks: AbstractSink | Iterable[AbstractSink] | None = None,
+    seed: int = 0,
+    restore_best: bool = True,
+    state: dict[str, Any] | None = None,
+) -> Result:
+    """Train `model` in place on `data` = (X, y) and say how it went.
+
+    - `method`: BregmanADMM, a baseline or your own AbstractMethod; None takes BregmanADMM with a loss that suits y.
+    - `batch_size`: rows a mini-batch, for methods that have any.
+    - `evaluate`: held-out (X, y), recorded as test_loss and test_<metric>, or a function of the model that returns a
+      dict of numbers. Every `evaluate_every` sweeps one row is recorded, with the clock standing still.
+    - `monitor`: the recorded name that tells which row is best. Default: the test metric, else the first number of
+      your own `evaluate`, else the training metric. Choosing by test data flatters the result on that data: for an
+      honest figure hold out a third set.
+    - `stop`: rules (Target, Tolerance, Patience, TimeBudget), looked at after each recorded row.
+    - `sinks`: where rows go as they come (ProgressBar, JSONLines, TensorBoard); None shows a bar in a terminal.
+    - `restore_best`: leave the model at its best recorded row; False leaves it at the last.
+    - `state`: go on from what `result.method.state_dict()` gave.
+
+    Arguments are checked before anything in the model changes. Ctrl-C ends the run and returns what there is.
+    """
+    max_sweeps, evaluate_every = (
+        positive_int("max_sweeps", max_sweeps),
+        positive_int("evaluate_every", evaluate_every),
+    )
+    if batch_size is not None:
+        batch_size = positive_int("batch_size", batch_size)
+    stops = _several("stop", stop, AbstractStop)
+    outlets = _several("sinks", ProgressBar() if sinks is None else sinks, AbstractSink)
+    method = _default_method(model, data) if method is None else method
+    if not isinstance(method, AbstractMethod):
+        raise ValueError(f"method is {method!r}; an AbstractMethod such as BregmanADMM(loss) is expected")
+    problem = from_module(model, method.loss)
+    rows = rows_of(data, problem)
+    judge = _Judge(problem, rows, evaluate, monitor)
+    clock = Clock()
+    with clock:
+        method.init(problem, rows, batch_size=batch_size, seed=positive_int("seed", seed, least=0))
+        if state is not None:
+            method.load_state_dict(state)
+    with ExitStack() as stack:
+        for outlet in outlets:
+            outlet.open(max_sweeps)
+            stack.callback(outlet.close)
+        run = _Run(method, judge, clock, stops, outlets, evaluate_every)
+        outcome, message = run.loop(max_sweeps)
+    if restore_best or outcome is Outcome.NON_FINITE:
+        problem.write(run.best_weights)
+    return Result(model, outcome, message, run.history, run.best, method)
+
+
+@final
+class _Run:
+    """The loop and what it remembers: the history, and the best row with its weights."""
+
+    def __init__(
+        self,
+        method: AbstractMethod,
+        judge: _Judge,
+        clock: Clock,
+        stops: list[AbstractStop],
+        sinks: list[AbstractSink],
+        every: int,
+    ) -> None:
+        self.method, self.judge, self.clock, self.stops, self.sinks, self.every = (
+            method, judge, clock, stops, sinks, every,
+        )  # fmt: skip
+        self.history: list[Row] = []
+        self.best: Row = {}
+        self.best_weights: Weights = judge.problem.read()
+
+    def loop(self, max_sweeps: int) -> tuple[Outcome, str]:
+        try:
+            outcome = self.record(0)
+            for sweep in range(1, max_sweeps + 1):
+                if outcome is not None:
+                    return outcome, str(outcome)
+                with self.clock:
+                    self.method.step()
+                    W = self.method.weights()
+                    broken = _non_finite(W)  # waits for the device, so it belongs inside the clock
+                if broken:
+                    message = f"{Outcome.NON_FINITE}: layer {broken[0]}, sweep {sweep}"
+                    warnings.warn(
+                        f"{message}; the model is left at its best finite weights", RuntimeWarning, 3
+                    )
+                    return Outcome.NON_FINITE, message
+                self.judge.problem.write(W)
+                if sweep % self.every == 0 or sweep == max_sweeps:
+                    outcome = self.record(sweep)
+            return outcome or Outcome.MAX_SWEEPS, str(outcome or Outcome.MAX_SWEEPS)
+        except KeyboardInterrupt:
+            return Outcome.INTERRUPTED, str(Outcome.INTERRUPTED)
+
+    def record(self, sweep: int) -> Outcome | None:
+        row: Row = {"sweep": sweep, "seconds": self.clock.seconds, **self.judge.judge()}
+        if sweep:
+            row |= self.method.measures()
+        key = self.judge.monitor
+        if not self.best or is_better(key, row[key], self.best[key]):
+            self.best, self.best_weights = row, self.judge.problem.read()
+        self.history.append(row)
+        for sink in self.sinks:
+            sink.write(row)
+        return next((o for rule in self.stops if (o := rule.check(self.history, key)) is not None), None)
+
+
+@final
+class _Judge:
+    """Measures the model as it is, by calling it: loss and metric on the training rows and on held-out ones."""
+
+    def __init__(self, problem: Problem, rows: Rows, evaluate: Any, monitor: str | None) -> None:
+        self.problem, self.sets = problem, {"train_": rows}
+        self.custom: Evaluate | None = evaluate if callable(evaluate) else None
+        if evaluate is not None and self.custom is None:
+            self.sets["test_"] = rows_of(evaluate, problem, "evaluate")
+        metric = problem.loss.metric
+        self._monitor = monitor or (None if self.custom else f"{list(self.sets)[-1]}{metric}")
+
+    @property
+    def monitor(self) -> str:
+        assert self._monitor is not None
+        return self._monitor
+
+    def judge(self) -> Row:
+        row: Row = {}
+        for prefix, rows in self.sets.items():
+            z = self.output(rows)
+            row["loss" if prefix == "train_" else f"{prefix}loss"] = float(
+                self.problem.loss(z, rows.y).double().mean()
+            )
+            row[f"{prefix}{self.problem.loss.metric}"] = self.problem.loss.score(z, rows.y)
+        own = {k: float(v) for k, v in self.custom(self.problem.model).items()} if self.custom else {}
+        self._monitor = self._monitor or next(iter(own), f"train_{self.problem.loss.metric}")
+        row |= own
+        if self._monitor not in row:
+            raise ValueError(
+                f"monitor is {self._monitor!r}, which is not recorded; recorded are {', '.join(row)}"
+            )
+        return row
+
+    @torch.no_grad()
+    def output(self, rows: Rows) -> Tensor:
+        return torch.cat([self.problem.model(chunk.x) for chunk in rows.chunks(EVALUATION_ROWS)])
+
+
+def _default_method(model: nn.Module, data: Any) -> AbstractMethod:
+    """Floating targets: squared error. Classes: the paper's hinge for one output, one a class for several."""
+    problem = from_module(model, "squared")
+    targets = data[1] if isinstance(data, tuple | list) and len(data) == 2 else None
+    if (
+        getattr(getattr(targets, "dtype", None), "is_floating_point", None)
+        or getattr(getattr(targets, "dtype", None), "kind", "") == "f"
+    ):
+        return BregmanADMM("squared")
+    return BregmanADMM("hinge" if problem.outputs == 1 else "one_vs_rest_hinge")
+
+
+def _several(name: str, value: Any, kind: type[Any]) -> list[Any]:
+    values = [value] if isinstance(value, kind) else list(value)
+    for v in values:
+        if not isinstance(v, kind):
+            raise ValueError(f"{name} has {v!r}; objects of {kind.__name__} are expected")
+    return values
+
+
+def _non_finite(W: Weights) -> list[int]:
+    flags = torch.stack([torch.isfinite(W_l).all() for W_l in W.values()]).tolist()
+    return [l for l, fine in zip(W, flags, strict=True) if not fine]

@@ -1,0 +1,192 @@
+"""Least squares from accumulated sums: accumulate -> merge -> factor -> solve.
+
+    argmin_W  sum_rows ||z - W [a, 1]||^2  =  R G^+,    G = sum [a, 1]'[a, 1],    R = sum z'[a, 1]
+
+Only the small matrices G and R are kept, whatever the number of rows (the paper's transpose reduction); while there
+are fewer rows than columns the rows themselves are smaller still, and the solve happens on their side.
+
+G is rank-deficient in practice (dead units, duplicated features, few rows), so the pseudo-inverse is taken by iterated
+Tikhonov regularisation: with S = G over its mean diagonal, P = (S + delta I)^-1 and W <- W + (R - W S) P repeated, an
+eigen-direction of size e is weighed by 1 - (delta / (e + delta))^4. That is 1 on the well-determined part (singular
+values of a above a hundredth of the largest), and goes to 0 smoothly where the sums hold little but rounding. A smaller
+delta would resolve more directions and answer all of them less well: W would be large in those that are barely
+determined, and its rounding would reach the rest. No step looks at a value on the host.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import final
+
+import torch
+from torch import Tensor
+
+__all__ = ["Factor", "Gram", "cross"]
+
+DELTA = {  # by the dtypes of the weights and of the products
+    (torch.float64, torch.float64): 1e-8,
+    (torch.float32, torch.float64): 3e-6,
+    (torch.float32, torch.float32): 3e-5,
+}
+REFINEMENTS = 3
+TRIES, JITTER = (
+    3,
+    100.0,
+)  # delta, 100 delta and 10000 delta are tried at once; the smallest that factors is taken
+SMALLEST_COLUMN = (
+    0.01  # smaller columns are scaled up to this part of the largest: raw features differ by 1e12
+)
+BLOCK = 96  # columns of a block in the symmetric product; narrower ones cost more than they save
+
+
+@final
+class Gram:
+    """The sum G over all rows seen, kept in float64.
+
+    Products in float64 (the default) give weights within 1e-10 of the SVD's on the well-determined part. Products in
+    float32 cost half; they are for weights that the next sweep corrects.
+    """
+
+    def __init__(self, columns: int, bias: bool, like: Tensor, products: torch.dtype = torch.float64) -> None:
+        """Start with no rows; `columns` counts those of a, without the bias. `like` gives dtype and device."""
+        self.size = columns + bias
+        self.bias = bias
+        self.products = products
+        self.delta = DELTA[like.dtype, products]
+        self.device = like.device
+        self.count = 0
+        self._rows: list[Tensor] | None = []  # kept while they are fewer than the columns
+        self._G: Tensor | None = None
+
+    def accumulate(self, a: Tensor) -> None:
+        """Add the rows a, shape (rows, columns)."""
+        a = a.to(self.products)
+        self.count += len(a)
+        if self._rows is None:
+            _add_gram(self.matrix(), a, self.bias)
+            return
+        self._rows.append(with_ones(a) if self.bias else a.clone())
+        if self.count >= self.size:
+            self._collapse()
+
+    def merge(self, other: Gram) -> None:
+        """Add all rows that `other` has seen."""
+        assert (self.size, self.bias, self.products) == (other.size, other.bias, other.products)
+        self.count += other.count
+        if self._rows is not None and other._rows is not None and self.count < self.size:
+            self._rows += other._rows
+        else:
+            self._collapse()
+            self.matrix().add_(other.matrix())
+
+    def matrix(self) -> Tensor:
+        """G itself, (size, size) in float64."""
+        if self._G is not None:
+            return self._G
+        G = torch.zeros(self.size, self.size, dtype=torch.float64, device=self.device)
+        for rows in self._rows or ():
+            _add_gram(G, rows, bias=False)
+        return G
+
+    def factor(self, ridge: float | None = None) -> Factor:
+        """Factor once, solve many. `ridge`, relative to the mean diagonal of G, also shrinks W (not the bias)."""
+        if self._rows and ridge is None:
+            A = torch.cat(self._rows).double()
+            scale = _column_scale(A.square().sum(0))
+            A = A * scale
+            Q, T = torch.linalg.qr(A.T)  # G = A'A = Q T T' Q'
+            return Factor(scale, T @ T.T, self.delta, Q)
+        G = self.matrix()
+        if ridge is not None:
+            G = G + _shrinkage(G.diagonal(), ridge, self.bias).diag()
+        scale = _column_scale(G.diagonal())
+        return Factor(scale, scale.unsqueeze(1) * G * scale, self.delta)
+
+    def _collapse(self) -> None:
+        self._G, self._rows = self.matrix(), None
+
+
+@final
+class Factor:
+    """A factored Gram matrix: `solve(R)` is argmin_W sum ||z - W [a, 1]||^2 for R = sum z'[a, 1]."""
+
+    def __init__(self, scale: Tensor, S: Tensor, delta: float, Q: Tensor | None = None) -> None:
+        """`S` is the scaled G; with fewer rows than columns, G in an orthonormal basis Q of those rows."""
+        mean = S.diagonal().mean()
+        self.unit = torch.where(mean == 0, 1.0, mean)
+        self.S = S / self.unit
+        self.P = _shifted_inverse(self.S, delta)
+        self.scale, self.Q = scale, Q
+
+    def solve(self, R: Tensor) -> Tensor:
+        """R G^+, float64."""
+        X = R.double() * (self.scale / self.unit)
+        if self.Q is not None:
+            X = X @ self.Q
+        W = X @ self.P
+        for _ in range(REFINEMENTS):
+            W = W + (X - W @ self.S) @ self.P
+        if self.Q is not None:
+            W = W @ self.Q.T
+        return W * self.scale
+
+
+def cross(R: Tensor, z: Tensor, a: Tensor, bias: bool) -> None:
+    """R += z'[a, 1], with R in float64 and the products in the dtype of the rows."""
+    columns = a.shape[1]
+    R.narrow(1, 0, columns).add_(z.T @ a)
+    if bias:
+        R.select(1, columns).add_(z.sum(0))
+
+
+def with_ones(a: Tensor) -> Tensor:
+    """[a, 1]."""
+    return torch.cat([a, a.new_ones(len(a), 1)], dim=1)
+
+
+def _add_gram(G: Tensor, a: Tensor, bias: bool) -> None:
+    """G += [a, 1]'[a, 1]: the blocks above the diagonal are computed, those below mirrored."""
+    columns = a.shape[1]
+    for lo, hi in _blocks(columns):
+        width, right = hi - lo, columns - hi
+        block = a.narrow(1, lo, width).T @ a.narrow(1, lo, columns - lo)
+        G.narrow(0, lo, width).narrow(1, lo, columns - lo).add_(block)
+        if right:
+            G.narrow(0, hi, right).narrow(1, lo, width).add_(block.narrow(1, width, right).T)
+    if bias:
+        total = a.sum(0)
+        G.select(1, columns).narrow(0, 0, columns).add_(total)
+        G.select(0, columns).narrow(0, 0, columns).add_(total)
+        G.select(0, columns).select(0, columns).add_(len(a))
+
+
+def _blocks(columns: int) -> list[tuple[int, int]]:
+    count = max(1, min(4, columns // BLOCK))
+    cuts = [round(columns * i / count) for i in range(count + 1)]
+    return list(zip(cuts, cuts[1:], strict=False))
+
+
+def _shifted_inverse(S: Tensor, delta: float) -> Tensor:
+    """(S + delta I)^-1, or with the smallest larger shift at which S is positive definite.
+
+    All shifts are factored in one batch and picked by index on the device, since a retry would have to ask the host.
+    If none factors (S is not finite) the answer is NaN, which the caller reports.
+    """
+    eye = torch.eye(len(S), dtype=S.dtype, device=S.device)
+    L, info = torch.linalg.cholesky_ex(torch.stack([S + delta * JITTER**k * eye for k in range(TRIES)]))
+    pick = (info != 0).sum().clamp(max=TRIES - 1).reshape(1)
+    poison = torch.where(info.index_select(0, pick) == 0, 0.0, math.nan)
+    return torch.cholesky_inverse(L.index_select(0, pick).squeeze(0)) + poison
+
+
+def _column_scale(diagonal: Tensor) -> Tensor:
+    norm = diagonal.sqrt()
+    norm = torch.where(norm == 0, norm.max(), norm)  # an empty column (a dead unit) stays empty
+    return (norm.max() * SMALLEST_COLUMN / norm).clamp(min=1.0)
+
+
+def _shrinkage(diagonal: Tensor, ridge: float, bias: bool) -> Tensor:
+    weights = len(diagonal) - bias
+    shrink = torch.zeros_like(diagonal)
+    shrink.narrow(0, 0, weights).add_(ridge * diagonal.narrow(0, 0, weights).mean())
+    return shrink

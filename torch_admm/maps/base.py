@@ -1,0 +1,50 @@
+"""What every linear map m = W a + b offers to the methods."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from ..gram import Gram
+
+__all__ = ["AbstractLinearMap", "InputSolve"]
+
+InputSolve = Callable[[Tensor, Tensor], Tensor]  # (h(z_l), z_{l+1}) -> a_l
+
+
+class AbstractLinearMap(abc.ABC):
+    """A linear map whose weights live in the user's module.
+
+    The methods keep the weights of a layer as one tensor [W, b] of shape (outputs, inputs + 1), or W alone without a
+    bias; only `read` and `write` touch the module.
+    """
+
+    inputs: int
+    outputs: int
+
+    @abc.abstractmethod
+    def read(self) -> Tensor:
+        """A copy of the module's weights."""
+
+    @abc.abstractmethod
+    def write(self, W: Tensor) -> None:
+        """Write the weights into the module, in place."""
+
+    @abc.abstractmethod
+    def forward(self, W: Tensor, a: Tensor) -> Tensor:
+        """m = W a + b, for rows a."""
+
+    @abc.abstractmethod
+    def gram(self, like: Tensor, products: torch.dtype = torch.float64) -> Gram:
+        """An empty sum of [a, 1]'[a, 1]."""
+
+    @abc.abstractmethod
+    def cross(self, R: Tensor, z: Tensor, a: Tensor) -> None:
+        """R += z'[a, 1]."""
+
+    @abc.abstractmethod
+    def solve_input(self, W: Tensor, beta: float, gamma: float) -> InputSolve:
+        """Factor argmin_a beta ||z - W a - b||^2 + gamma ||a - h||^2 once; apply it to any rows h, z."""

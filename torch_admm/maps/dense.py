@@ -1,0 +1,76 @@
+"""The dense map of nn.Linear, and the registry `map_of`."""
+
+from __future__ import annotations
+
+from functools import singledispatch
+from typing import final
+
+import torch
+from torch import Tensor, nn
+
+from .. import gram
+from ..errors import ConversionError
+from .base import AbstractLinearMap, InputSolve
+
+__all__ = ["Dense", "map_of"]
+
+
+@final
+class Dense(AbstractLinearMap):
+    """m = W a + b with a dense W, weights in an nn.Linear."""
+
+    def __init__(self, module: nn.Linear) -> None:
+        """Wrap `module`; nothing is copied."""
+        self.module = module
+        self.inputs, self.outputs = module.in_features, module.out_features
+        self.bias = module.bias is not None
+
+    def read(self) -> Tensor:
+        weight = self.module.weight.detach()
+        return torch.cat([weight, self.module.bias.detach().unsqueeze(1)], 1) if self.bias else weight.clone()
+
+    @torch.no_grad()
+    def write(self, W: Tensor) -> None:
+        self.module.weight.copy_(self._matrix(W))
+        if self.bias:
+            self.module.bias.copy_(W.select(1, self.inputs))
+
+    def forward(self, W: Tensor, a: Tensor) -> Tensor:
+        return torch.addmm(W.select(1, self.inputs), a, self._matrix(W).T) if self.bias else a @ W.T
+
+    def gram(self, like: Tensor, products: torch.dtype = torch.float64) -> gram.Gram:
+        return gram.Gram(self.inputs, self.bias, like, products)
+
+    def cross(self, R: Tensor, z: Tensor, a: Tensor) -> None:
+        gram.cross(R, z, a, self.bias)
+
+    def solve_input(self, W: Tensor, beta: float, gamma: float) -> InputSolve:
+        """a = h + (z - W h - b) M with M = beta (beta W W' + gamma I)^-1 W, from the smaller of W W' and W'W.
+
+        For a scalar output that is a rank-one correction. The residual form keeps float32 accurate: where the next
+        layer agrees with h already, nothing is added.
+        """
+        V = self._matrix(W).double()
+        wide = self.outputs <= self.inputs
+        small = V @ V.T if wide else V.T @ V
+        K = beta * small + gamma * torch.eye(len(small), dtype=V.dtype, device=V.device)
+        L = torch.linalg.cholesky_ex(K).L
+        M = beta * (torch.cholesky_solve(V, L) if wide else torch.cholesky_solve(V.T, L).T)
+        M = M.to(W.dtype)
+        return lambda h, z: torch.addmm(h, z - self.forward(W, h), M)
+
+    def _matrix(self, W: Tensor) -> Tensor:
+        return W.narrow(1, 0, self.inputs)
+
+
+@singledispatch
+def map_of(module: nn.Module) -> AbstractLinearMap | None:
+    """The linear map that `module` computes, or None if none is registered for its class."""
+    return None
+
+
+@map_of.register
+def _(module: nn.Linear) -> AbstractLinearMap:
+    if nn.parameter.is_lazy(module.weight):
+        raise ConversionError(f"{module} has no weights yet; run the model once on a batch to create them")
+    return Dense(module)

@@ -1,0 +1,46 @@
+"""What a training method offers to `fit`, ADMM and baselines alike."""
+
+from __future__ import annotations
+
+import abc
+from typing import Any
+
+from .data import Rows
+from .losses import AbstractLoss
+from .problem import Problem, Weights
+
+__all__ = ["AbstractMethod"]
+
+
+class AbstractMethod(abc.ABC):
+    """Settings, and after `init` the running state of one training run.
+
+    `fit` calls `init` once and then `step` again and again; after each step it takes `weights()` and writes them into
+    the model itself. A method never evaluates the model and never reads the clock.
+    """
+
+    loss: AbstractLoss
+
+    @abc.abstractmethod
+    def init(self, problem: Problem, rows: Rows, *, batch_size: int | None, seed: int) -> None:
+        """Start afresh. Settings that do not fit the problem raise a ValueError here."""
+
+    @abc.abstractmethod
+    def step(self) -> None:
+        """One sweep: every row is used once."""
+
+    @abc.abstractmethod
+    def weights(self) -> Weights:
+        """The current weights."""
+
+    def measures(self) -> dict[str, float]:
+        """What only the method can measure (residuals), taken while the clock stands still."""
+        return {}
+
+    @abc.abstractmethod
+    def state_dict(self) -> dict[str, Any]:
+        """All that `step` depends on, as tensors and plain numbers. Tensors are not copied, as in torch."""
+
+    @abc.abstractmethod
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from a state that `state_dict` gave, after `init` on the same problem and rows."""
