@@ -1,4 +1,4 @@
-"""Gradient-based rivals, as methods through the same `torch_admm.fit`: the only place where autograd trains anything."""
+"""Gradient-based rivals as methods of `torch_admm.fit`: the only place where autograd trains anything."""
 
 from .gradient import LBFGS, SGD
 

@@ -86,9 +86,7 @@ class LBFGS(AbstractGradientMethod):
 
     def build(self) -> torch.optim.Optimizer:
         if self.batch_size is not None:
-            raise ValueError(
-                f"batch_size is {self.batch_size}, but LBFGS works on all rows at once; leave it None"
-            )
+            raise ValueError(f"batch_size is {self.batch_size}, but LBFGS works on all rows at once; leave it None")
         return torch.optim.LBFGS(
             self.model.parameters(),
             max_iter=1,

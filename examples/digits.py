@@ -35,9 +35,7 @@ def network(seed: int) -> nn.Sequential:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sweeps", type=int, default=50)
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +20,7 @@ def net(
     """Linear layers of these widths with activations between them, always the same weights."""
     torch.manual_seed(0)
     parts: list[nn.Module] = []
-    for inputs, outputs in zip(widths, widths[1:], strict=False):
+    for inputs, outputs in pairwise(widths):
         parts += [nn.Linear(inputs, outputs, bias=bias, dtype=dtype), act()]
     return nn.Sequential(*parts[:-1])
 

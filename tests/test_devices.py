@@ -76,9 +76,7 @@ def test_fake_cuda_notices_a_stray_cpu_tensor() -> None:
     method = torch_admm.BregmanADMM("hinge")
     rows = Rows(torch.empty(40, 5, device="cuda"), torch.zeros(40, 1))
     method.init(torch_admm.from_module(model, "hinge"), rows, seed=0)
-    with pytest.raises(
-        RuntimeError, match="found two different devices|at least two devices|Unhandled FakeTensor"
-    ):
+    with pytest.raises(RuntimeError, match=r"found two different devices|at least two devices|Unhandled FakeTensor"):
         method.sweep()
 
 

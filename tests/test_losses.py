@@ -96,9 +96,7 @@ def naive_logistic(z: Tensor, y: Tensor, weight: Tensor | float = 1.0) -> Tensor
 WEIGHTS = torch.tensor([0.3, 1.0, 4.0], dtype=torch.float64)
 ENTRYWISE = {
     "hinge": Entrywise(Hinge(), 1, bits, naive_hinge, 1, 0),
-    "one_vs_rest": Entrywise(
-        OneVsRestHinge(), 4, lambda n, g: torch.randint(4, (n,), generator=g), naive_hinge, 1, 0
-    ),
+    "one_vs_rest": Entrywise(OneVsRestHinge(), 4, lambda n, g: torch.randint(4, (n,), generator=g), naive_hinge, 1, 0),
     "squared": Entrywise(Squared(), 1, reals, lambda z, y: (z - y) ** 2, math.inf, 2),
     "l1": Entrywise(L1(), 1, reals, lambda z, y: (z - y).abs(), 1, 0),
     "huber": Entrywise(Huber(), 1, reals, lambda z, y: naive_huber(z, y, 1.0), 1, 1),
@@ -482,9 +480,7 @@ def test_encode(loss: AbstractLoss, y: Tensor, outputs: int, expected: Tensor) -
         (Huber(), [[1.0, 7.0], [3.0, 8.0]], [[1.0, 7.0], [3.0, 7.0]], [[1.0, 7.0], [3.0, 8.0]], 0.5),
     ],
 )
-def test_predict_and_score(
-    loss: AbstractLoss, z: list[Any], y: list[Any], predicted: Any, score: float
-) -> None:
+def test_predict_and_score(loss: AbstractLoss, z: list[Any], y: list[Any], predicted: Any, score: float) -> None:
     outputs = torch.tensor(z)
     assert loss.predict(outputs).tolist() == predicted
     measured = loss.score(outputs, loss.encode(torch.tensor(y), outputs.shape[1], outputs))
@@ -507,16 +503,12 @@ HOT: list[tuple[AbstractLoss, int]] = [
 
 def plain_targets(loss: AbstractLoss, rows: int, outputs: int) -> Tensor:
     labels = isinstance(loss, (CrossEntropy, OneVsRestHinge))
-    return (
-        torch.arange(rows) % outputs if labels else (torch.arange(rows * outputs) % 2).reshape(rows, outputs)
-    )
+    return torch.arange(rows) % outputs if labels else (torch.arange(rows * outputs) % 2).reshape(rows, outputs)
 
 
 @pytest.mark.parametrize("beta", [1e-3, 1.0])
 @pytest.mark.parametrize(("loss", "outputs"), HOT)
-def test_nan_stays_in_its_row_and_inputs_stay_untouched(
-    loss: AbstractLoss, outputs: int, beta: float
-) -> None:
+def test_nan_stays_in_its_row_and_inputs_stay_untouched(loss: AbstractLoss, outputs: int, beta: float) -> None:
     v = torch.randn(5, outputs, generator=rng(0))
     y = loss.encode(plain_targets(loss, 5, outputs), outputs, v)
     clean = loss.prox(v, y, beta)

@@ -27,12 +27,11 @@ ACTIVATIONS: list[AbstractSmooth] = [
     GELU(approximate="tanh"),
     ELU(),
     ELU(alpha=3.0),
-    ELU(alpha=0.3),
     Softplus(),
     Softplus(beta=2.0, threshold=1.0),
 ]
 DTYPES = [torch.float32, torch.float64]
-KAPPAS = [1e-6, 1e-2, 1.0, 10.0, 1e2, 1e4, 1e6]
+KAPPAS = [1e-2, 10.0, 1e3, 1e6]
 
 each_h = pytest.mark.parametrize("h", ACTIVATIONS, ids=repr)
 each_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -45,7 +44,7 @@ def cost(h: AbstractSmooth, z: Tensor, a: Tensor, m: Tensor, kappa: float) -> Te
 
 def brute_force(h: AbstractSmooth, a: Tensor, m: Tensor, kappa: float) -> Tensor:
     """Min f / beta: the three deepest valleys on a grid, the tails and the kink, each searched ever finer."""
-    grid = torch.linspace(-50, 50, 2001, dtype=torch.float64)
+    grid = torch.linspace(-50, 50, 1001, dtype=torch.float64)
     f = kappa * (a[:, None] - h(grid)).square() + (grid - m[:, None]).square()
     higher = torch.ones_like(f, dtype=torch.bool)
     higher[:, 1:] &= f[:, 1:] <= f[:, :-1]
@@ -53,8 +52,8 @@ def brute_force(h: AbstractSmooth, a: Tensor, m: Tensor, kappa: float) -> Tensor
     valleys = grid[f.where(higher, math.inf).topk(3, largest=False).indices]
     kink = torch.full_like(m, h.top if h.top < math.inf else 0.0)
     z = torch.cat((valleys, torch.stack((m, (kappa * a + m) / (kappa + 1), kink), dim=1)), dim=1)
-    window, width = torch.linspace(-1, 1, 11, dtype=torch.float64), 0.06
-    for _ in range(14):
+    window, width = torch.linspace(-1, 1, 11, dtype=torch.float64), 0.12
+    for _ in range(13):
         near = z[:, :, None] + width * window
         best = cost(h, near, a[:, None, None], m[:, None, None], kappa).argmin(dim=2, keepdim=True)
         z, width = near.gather(2, best)[:, :, 0], width / 4
@@ -185,12 +184,12 @@ def test_h_is_the_function_of_torch() -> None:
         fn.gelu(z, approximate="tanh"),
         fn.elu(z),
         fn.elu(z, alpha=3.0),
-        fn.elu(z, alpha=0.3),
         fn.softplus(z),
         fn.softplus(z, beta=2.0, threshold=1.0),
     ]
     for h, value in zip(ACTIVATIONS, expected, strict=True):
         assert torch.equal(h(z), value)
+        torch.testing.assert_close(h.value(z), value)
         assert not h.exact
 
 
@@ -211,9 +210,7 @@ def test_a_non_finite_entry_stays_non_finite_and_alone(h: AbstractSmooth, dtype:
 
 @each_h
 def test_shapes_strides_and_chunks(h: AbstractSmooth, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert_close = partial(
-        torch.testing.assert_close, rtol=1e-5, atol=1e-6
-    )  # vector and scalar code round apart
+    assert_close = partial(torch.testing.assert_close, rtol=1e-5, atol=1e-6)  # vector and scalar code round apart
     generator = torch.Generator().manual_seed(4)
     a, m = torch.randn(2, 6, 10, generator=generator)
     z = h.minimise(a, m, 1.0, 10.0)
@@ -247,9 +244,7 @@ class _Reads(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.seen: list[str] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if any(
-            name in str(func) for name in ("_local_scalar", "nonzero", "masked_select", "unique", "equal")
-        ):
+        if any(name in str(func) for name in ("_local_scalar", "nonzero", "masked_select", "unique", "equal")):
             self.seen.append(str(func))
         return func(*args, **(kwargs or {}))
 

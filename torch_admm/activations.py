@@ -68,15 +68,11 @@ class PiecewiseLinear(AbstractActivation):
         self.pieces = tuple(p for p in pieces if p.lo < p.hi)
         ends = [-math.inf, *(p.hi for p in self.pieces)]
         if [p.lo for p in self.pieces] != ends[:-1] or ends[-1] != math.inf:
-            raise ValueError(
-                f"pieces must cover the line from left to right without gaps, got {list(pieces)}"
-            )
+            raise ValueError(f"pieces must cover the line from left to right without gaps, got {list(pieces)}")
         for left, right in zip(self.pieces, self.pieces[1:], strict=False):
             values = [p.slope * left.hi + p.offset for p in (left, right)]
             if not math.isclose(*values, rel_tol=1e-9, abs_tol=1e-12):
-                raise ValueError(
-                    f"pieces must meet: h jumps at z = {left.hi:g} from {values[0]:g} to {values[1]:g}"
-                )
+                raise ValueError(f"pieces must meet: h jumps at z = {left.hi:g} from {values[0]:g} to {values[1]:g}")
 
     def __call__(self, z: Tensor) -> Tensor:
         first, *rest = self.pieces
@@ -189,18 +185,3 @@ def _(module: nn.Threshold) -> AbstractActivation:
         )
     kink = float(module.threshold)
     return PiecewiseLinear([Piece(0.0, kink, hi=kink), Piece(1.0, 0.0, lo=kink)])
-
-
-def _register_smooth() -> None:
-    """`tables` builds on this module, so its classes are registered last."""
-    from . import tables
-
-    activation_of.register(nn.Sigmoid, lambda module: tables.Sigmoid())
-    activation_of.register(nn.Tanh, lambda module: tables.Tanh())
-    activation_of.register(nn.SiLU, lambda module: tables.SiLU())
-    activation_of.register(nn.GELU, lambda module: tables.GELU(module.approximate))
-    activation_of.register(nn.ELU, lambda module: tables.ELU(module.alpha))
-    activation_of.register(nn.Softplus, lambda module: tables.Softplus(module.beta, module.threshold))
-
-
-_register_smooth()

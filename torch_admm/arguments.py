@@ -34,8 +34,6 @@ def per_layer(name: str, value: float | Sequence[float], count: int | None) -> d
     """Keys 1..count; one number serves all layers. With count None only the values are checked."""
     if isinstance(value, Sequence) and not isinstance(value, str):
         if count is not None and len(value) != count:
-            raise ValueError(
-                f"{name} has {len(value)} values; one number or {count}, one a layer, are expected"
-            )
+            raise ValueError(f"{name} has {len(value)} values; one number or {count}, one a layer, are expected")
         return {l: positive(f"{name}[{l - 1}]", v) for l, v in enumerate(value, start=1)}
     return dict.fromkeys(range(1, (count or 0) + 1), positive(name, value))

@@ -33,7 +33,7 @@ class BregmanADMM(AbstractMethod):
     - `multiplier`: "paper" shows lam to the z_L step only; "consistent" to the W_L and a_{L-1} steps too (z_L + lam /
       (2 beta) in place of z_L); "none" keeps lam at zero.
     - `init`: "gaussian" draws a and z; "model" takes them from the model's own forward pass.
-    - `ridge`: None takes the pseudo-inverse in the weight steps; a number adds ridge x mean diagonal of the Gram matrix.
+    - `ridge`: None takes the pseudo-inverse in the weight steps; a number adds ridge x the mean diagonal of the Gram.
     - `chunk_rows`: rows worked on at once, which bounds the working memory; None chooses.
     - `state_dtype`: of the stored a, z and lam (float32, bfloat16, float64); None takes that of the data.
     """
@@ -70,9 +70,7 @@ class BregmanADMM(AbstractMethod):
     def init(self, problem: Problem, rows: Rows, *, batch_size: int | None = None, seed: int = 0) -> None:
         """Allocate and draw a, z, lam; factor the Gram matrix of the data, which never changes."""
         if batch_size is not None:
-            raise ValueError(
-                f"batch_size is {batch_size}, but BregmanADMM works on all rows at once; leave it None"
-            )
+            raise ValueError(f"batch_size is {batch_size}, but BregmanADMM works on all rows at once; leave it None")
         L = problem.L
         self.beta = per_layer("beta", self._beta, L)
         self.gamma = per_layer("gamma", self._gamma, L - 1)
@@ -206,12 +204,13 @@ class BregmanADMM(AbstractMethod):
     def _run_forward(self, seed: int) -> None:
         """a and z at the model's own forward pass; the seed has no part in it."""
         for rows, x, _ in self.rows.chunks(self.size):
+            a = x
             for l, layer in self.problem.layers.items():
-                m = layer.map.forward(self.W[l], x)
+                m = layer.map.forward(self.W[l], a)
                 take(self.z[l], rows).copy_(m)
                 if l < self.problem.L:
-                    x = layer.h(m)
-                    take(self.a[l], rows).copy_(x)
+                    a = layer.h(m)
+                    take(self.a[l], rows).copy_(a)
 
     def _allocate(self, l: int) -> Tensor:
         shape = self.rows.count, self.problem.layers[l].map.outputs

@@ -94,7 +94,7 @@ def fit(
         for outlet in outlets:
             outlet.open(max_sweeps)
             stack.callback(outlet.close)
-        run = _Run(method, judge, clock, stops, outlets, evaluate_every)
+        run = _Run(method, judge, clock, stops, outlets, evaluate_every, best_weights=problem.read())
         outcome, message = run.loop(max_sweeps)
     if restore_best or outcome is Outcome.NON_FINITE:
         problem.write(run.best_weights)
@@ -102,24 +102,19 @@ def fit(
 
 
 @final
+@dataclass
 class _Run:
     """The loop and what it remembers: the history, and the best row with its weights."""
 
-    def __init__(
-        self,
-        method: AbstractMethod,
-        judge: _Judge,
-        clock: Clock,
-        stops: list[AbstractStop],
-        sinks: list[AbstractSink],
-        every: int,
-    ) -> None:
-        self.method, self.judge, self.clock, self.stops, self.sinks, self.every = (
-            method, judge, clock, stops, sinks, every,
-        )  # fmt: skip
-        self.history: list[Row] = []
-        self.best: Row = {}
-        self.best_weights: Weights = judge.problem.read()
+    method: AbstractMethod
+    judge: _Judge
+    clock: Clock
+    stops: list[AbstractStop]
+    sinks: list[AbstractSink]
+    every: int
+    history: list[Row] = field(default_factory=list)
+    best: Row = field(default_factory=dict)
+    best_weights: Weights = field(default_factory=dict)
 
     def loop(self, max_sweeps: int) -> tuple[Outcome, str]:
         try:
@@ -133,9 +128,7 @@ class _Run:
                     broken = _non_finite(W)  # waits for the device, so it belongs inside the clock
                 if broken:
                     message = f"{Outcome.NON_FINITE}: layer {broken[0]}, sweep {sweep}"
-                    warnings.warn(
-                        f"{message}; the model is left at its best finite weights", RuntimeWarning, 3
-                    )
+                    warnings.warn(f"{message}; the model is left at its best finite weights", RuntimeWarning, 3)
                     return Outcome.NON_FINITE, message
                 self.judge.problem.write(W)
                 if sweep % self.every == 0 or sweep == max_sweeps:
@@ -178,17 +171,13 @@ class _Judge:
         row: Row = {}
         for prefix, rows in self.sets.items():
             z = self.output(rows)
-            row["loss" if prefix == "train_" else f"{prefix}loss"] = float(
-                self.problem.loss(z, rows.y).double().mean()
-            )
+            row["loss" if prefix == "train_" else f"{prefix}loss"] = float(self.problem.loss(z, rows.y).double().mean())
             row[f"{prefix}{self.problem.loss.metric}"] = self.problem.loss.score(z, rows.y)
         own = {k: float(v) for k, v in self.custom(self.problem.model).items()} if self.custom else {}
         self._monitor = self._monitor or next(iter(own), f"train_{self.problem.loss.metric}")
         row |= own
         if self._monitor not in row:
-            raise ValueError(
-                f"monitor is {self._monitor!r}, which is not recorded; recorded are {', '.join(row)}"
-            )
+            raise ValueError(f"monitor is {self._monitor!r}, which is not recorded; recorded are {', '.join(row)}")
         return row
 
     @torch.no_grad()
@@ -198,14 +187,11 @@ class _Judge:
 
 def _default_method(model: nn.Module, data: Any) -> AbstractMethod:
     """Floating targets: squared error. Classes: the paper's hinge for one output, one a class for several."""
-    problem = from_module(model, "squared")
-    targets = data[1] if isinstance(data, tuple | list) and len(data) == 2 else None
-    if (
-        getattr(getattr(targets, "dtype", None), "is_floating_point", None)
-        or getattr(getattr(targets, "dtype", None), "kind", "") == "f"
-    ):
+    targets = torch.as_tensor(data[1]) if isinstance(data, tuple | list) and len(data) == 2 else torch.empty(0)
+    if targets.is_floating_point():
         return BregmanADMM("squared")
-    return BregmanADMM("hinge" if problem.outputs == 1 else "one_vs_rest_hinge")
+    single = from_module(model, "squared").outputs == 1
+    return BregmanADMM("hinge" if single else "one_vs_rest_hinge")
 
 
 def _several(name: str, value: Any, kind: type[Any]) -> list[Any]:

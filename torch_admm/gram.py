@@ -16,6 +16,7 @@ determined, and its rounding would reach the rest. No step looks at a value on t
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 from typing import final
 
 import torch
@@ -33,9 +34,7 @@ TRIES, JITTER = (
     3,
     100.0,
 )  # delta, 100 delta and 10000 delta are tried at once; the smallest that factors is taken
-SMALLEST_COLUMN = (
-    0.01  # smaller columns are scaled up to this part of the largest: raw features differ by 1e12
-)
+SMALLEST_COLUMN = 0.01  # smaller columns are scaled up to this part of the largest: raw features differ by 1e12
 BLOCK = 96  # columns of a block in the symmetric product; narrower ones cost more than they save
 
 
@@ -163,7 +162,7 @@ def _add_gram(G: Tensor, a: Tensor, bias: bool) -> None:
 def _blocks(columns: int) -> list[tuple[int, int]]:
     count = max(1, min(4, columns // BLOCK))
     cuts = [round(columns * i / count) for i in range(count + 1)]
-    return list(zip(cuts, cuts[1:], strict=False))
+    return list(pairwise(cuts))
 
 
 def _shifted_inverse(S: Tensor, delta: float) -> Tensor:
@@ -181,8 +180,8 @@ def _shifted_inverse(S: Tensor, delta: float) -> Tensor:
 
 def _column_scale(diagonal: Tensor) -> Tensor:
     norm = diagonal.sqrt()
-    norm = torch.where(norm == 0, norm.max(), norm)  # an empty column (a dead unit) stays empty
-    return (norm.max() * SMALLEST_COLUMN / norm).clamp(min=1.0)
+    up = (norm.max() * SMALLEST_COLUMN / norm).clamp(min=1.0)
+    return torch.where(norm > 0, up, 1.0)  # an empty column (a dead unit) stays empty
 
 
 def _shrinkage(diagonal: Tensor, ridge: float, bias: bool) -> Tensor:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
+from . import tables as tables  # registers the smooth activations
 from .activations import AbstractActivation, Piece, PiecewiseLinear, activation_of
 from .errors import ConversionError
 from .losses import AbstractLoss, loss_of
@@ -98,7 +99,7 @@ def to_module(problem: Problem, W: Weights) -> nn.Module:
 
 
 def _leaves(module: nn.Module, where: str = "") -> Iterator[tuple[str, nn.Module]]:
-    _refuse_hooks(where or "top", module)
+    _refuse_strange(where or "top", module)
     if type(module).forward is not nn.Sequential.forward:
         yield where or "top", module
         return
@@ -224,7 +225,9 @@ def _check_widths(where: str, part: nn.Module, before: AbstractLinearMap, after:
         _refuse(where, part, why, "make the two widths equal")
 
 
-def _refuse_hooks(where: str, part: nn.Module) -> None:
+def _refuse_strange(where: str, part: nn.Module) -> None:
+    if any(nn.parameter.is_lazy(parameter) for parameter in part._parameters.values()):
+        _refuse(where, part, "it has no weights yet", "run the model once on a batch to create them")
     if parametrize.is_parametrized(part):
         _refuse(
             where,
@@ -233,9 +236,7 @@ def _refuse_hooks(where: str, part: nn.Module) -> None:
             "torch.nn.utils.parametrize.remove_parametrizations first",
         )
     if part._forward_pre_hooks or part._forward_hooks:
-        why = (
-            "it has forward hooks, which may change what it computes (weight_norm and spectral_norm use them)"
-        )
+        why = "it has forward hooks, which may change what it computes (weight_norm and spectral_norm use them)"
         _refuse(where, part, why, "remove the hooks before training")
 
 
@@ -256,13 +257,9 @@ def _one_kind_of_weights(model: nn.Module) -> tuple[torch.dtype, torch.device]:
         raise ConversionError(f"{_name(model)} mixes weights of {listed}; bring them to one dtype and device")
     dtype, device = kinds.pop()
     if dtype not in (torch.float32, torch.float64):
-        raise ConversionError(
-            f"{_name(model)} has {dtype} weights; the steps need float32 or float64: model.float()"
-        )
+        raise ConversionError(f"{_name(model)} has {dtype} weights; the steps need float32 or float64: model.float()")
     if device.type == "meta":
-        raise ConversionError(
-            f"{_name(model)} is on the meta device and has no values; model.to_empty(device='cpu')"
-        )
+        raise ConversionError(f"{_name(model)} is on the meta device and has no values; model.to_empty(device='cpu')")
     return dtype, device
 
 

@@ -6,7 +6,7 @@ import abc
 import json
 import math
 import os
-import time
+from time import perf_counter
 from types import TracebackType
 from typing import Any, TextIO, final
 
@@ -28,15 +28,13 @@ class Clock:
 
     @property
     def seconds(self) -> float:
-        return self._elapsed + (0.0 if self._since is None else time.perf_counter() - self._since)
+        return self._elapsed + (0.0 if self._since is None else perf_counter() - self._since)
 
     def __enter__(self) -> Clock:
-        self._since = time.perf_counter()
+        self._since = perf_counter()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self._elapsed, self._since = self.seconds, None
 
 
@@ -114,9 +112,7 @@ class TensorBoard(AbstractSink):
     def write(self, row: Row) -> None:
         for key, value in row.items():
             if key != "sweep":
-                self._writer.add_scalar(
-                    key.replace("_", "/", 1), value, int(row["sweep"]), walltime=row["seconds"]
-                )
+                self._writer.add_scalar(key.replace("_", "/", 1), value, int(row["sweep"]), walltime=row["seconds"])
 
     def close(self) -> None:
         self._writer.close()

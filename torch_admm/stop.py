@@ -46,9 +46,7 @@ class AbstractStop(abc.ABC):
 
 def _column(history: Sequence[Row], key: str, name: str) -> list[float]:
     if key not in history[-1]:
-        raise ValueError(
-            f"{name} watches {key!r}, which is not recorded; recorded are {', '.join(history[-1])}"
-        )
+        raise ValueError(f"{name} watches {key!r}, which is not recorded; recorded are {', '.join(history[-1])}")
     return [row[key] for row in history if key in row]
 
 

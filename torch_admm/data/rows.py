@@ -55,15 +55,11 @@ class Rows:
 def rows_of(data: Any, problem: Problem, name: str = "data") -> Rows:
     """Check (X, y) against the problem; raise a ValueError that names the argument, what came and what is expected."""
     if not isinstance(data, tuple | list) or len(data) != 2:
-        raise ValueError(
-            f"{name} must be a pair (X, y) of tensors or numpy arrays, got {type(data).__name__}"
-        )
+        raise ValueError(f"{name} must be a pair (X, y) of tensors or numpy arrays, got {type(data).__name__}")
     x, y = (_tensor(part, f"{name}: {which}") for part, which in zip(data, "Xy", strict=True))
     x = _check_features(x, problem, name)
     if y.ndim == 0 or len(y) != len(x):
-        raise ValueError(
-            f"{name}: X has {len(x)} rows but y has {len(y) if y.ndim else 'no'}; they must agree"
-        )
+        raise ValueError(f"{name}: X has {len(x)} rows but y has {len(y) if y.ndim else 'none'}; they must agree")
     _check_device(y, problem, f"{name}: y")
     try:
         return Rows(x, problem.loss.encode(y, problem.outputs, x))
@@ -90,9 +86,7 @@ def _check_features(x: Tensor, problem: Problem, name: str) -> Tensor:
         )
     _check_device(x, problem, f"{name}: X")
     if x.numel() == 0:
-        raise ValueError(
-            f"{name}: X is empty, shape {tuple(x.shape)}; at least one row and one feature are expected"
-        )
+        raise ValueError(f"{name}: X is empty, shape {tuple(x.shape)}; at least one row and one feature are expected")
     if problem.flatten and x.ndim > 2:
         x = x.flatten(1)
     if x.ndim != 2 or x.shape[1] != problem.inputs:
@@ -104,14 +98,10 @@ def _check_features(x: Tensor, problem: Problem, name: str) -> Tensor:
         if bad.any():
             row, column = (int(i) for i in bad.nonzero()[0])
             value = float(x[start + row, column])
-            raise ValueError(
-                f"{name}: X has {value} at row {start + row}, column {column}; finite values are expected"
-            )
+            raise ValueError(f"{name}: X has {value} at row {start + row}, column {column}; finite values are expected")
     return x
 
 
 def _check_device(value: Tensor, problem: Problem, name: str) -> None:
     if value.device != problem.device:
-        raise ValueError(
-            f"{name} is on {value.device} but the model is on {problem.device}; move one to the other"
-        )
+        raise ValueError(f"{name} is on {value.device} but the model is on {problem.device}; move one to the other")

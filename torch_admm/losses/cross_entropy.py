@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from torch_admm.losses.base import AbstractLoss
-from torch_admm.losses.targets import (
+from .base import AbstractLoss
+from .targets import (
     accuracy,
     class_labels,
     class_weights,
@@ -41,9 +41,7 @@ class CrossEntropy(AbstractLoss):
     exact: ClassVar[bool] = False
     metric: ClassVar[str] = "accuracy"
 
-    def __init__(
-        self, label_smoothing: float = 0.0, weight: Tensor | Sequence[float] | float | None = None
-    ) -> None:
+    def __init__(self, label_smoothing: float = 0.0, weight: Tensor | Sequence[float] | float | None = None) -> None:
         if not 0 <= label_smoothing <= 1:
             raise ValueError(f"label_smoothing is {label_smoothing}, expected a number between 0 and 1")
         object.__setattr__(self, "label_smoothing", float(label_smoothing))

@@ -8,8 +8,8 @@ from typing import ClassVar, final
 import torch
 from torch import Tensor
 
-from torch_admm.losses.base import AbstractLoss
-from torch_admm.losses.targets import accuracy, binary_labels, class_labels, one_hot
+from .base import AbstractLoss
+from .targets import accuracy, binary_labels, class_labels, one_hot
 
 __all__ = ["Hinge", "OneVsRestHinge"]
 

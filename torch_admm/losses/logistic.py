@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from torch_admm.losses.base import AbstractLoss
-from torch_admm.losses.targets import accuracy, class_weights, like_z, newton_steps, unit_interval
+from .base import AbstractLoss
+from .targets import accuracy, class_weights, like_z, newton_steps, unit_interval
 
 __all__ = ["Logistic"]
 
@@ -59,9 +59,7 @@ class Logistic(AbstractLoss):
 
     def encode(self, y: Tensor, outputs: int, like: Tensor) -> Tensor:
         if self.pos_weight is not None and len(self.pos_weight) not in (1, outputs):
-            raise ValueError(
-                f"pos_weight has {len(self.pos_weight)} entries but the net has {outputs} outputs"
-            )
+            raise ValueError(f"pos_weight has {len(self.pos_weight)} entries but the net has {outputs} outputs")
         return unit_interval(y, outputs, like)
 
     def predict(self, z: Tensor) -> Tensor:

@@ -15,12 +15,12 @@ from typing import Any, NoReturn, TypeVar
 
 from torch import nn
 
-from torch_admm.errors import ConversionError
-from torch_admm.losses.base import AbstractLoss
-from torch_admm.losses.cross_entropy import CrossEntropy
-from torch_admm.losses.hinge import Hinge, OneVsRestHinge
-from torch_admm.losses.logistic import Logistic
-from torch_admm.losses.regression import L1, Huber, Squared
+from ..errors import ConversionError
+from .base import AbstractLoss
+from .cross_entropy import CrossEntropy
+from .hinge import Hinge, OneVsRestHinge
+from .logistic import Logistic
+from .regression import L1, Huber, Squared
 
 __all__ = ["LOSSES", "loss_of"]
 

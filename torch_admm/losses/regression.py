@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from torch_admm.losses.base import AbstractLoss
-from torch_admm.losses.targets import columns, r2
+from .base import AbstractLoss
+from .targets import columns, r2
 
 __all__ = ["L1", "AbstractRegression", "Huber", "Squared"]
 

@@ -31,9 +31,7 @@ def columns(y: Tensor, outputs: int, like: Tensor) -> Tensor:
     _require_real(y)
     one = outputs == 1
     if tuple(y.shape[1:]) != (outputs,) and not (one and y.ndim == 1):
-        expected = (
-            "(rows,) or (rows, 1) for one output" if one else f"(rows, {outputs}) for {outputs} outputs"
-        )
+        expected = "(rows,) or (rows, 1) for one output" if one else f"(rows, {outputs}) for {outputs} outputs"
         raise ValueError(f"y has shape {tuple(y.shape)}, expected {expected}")
     cast = y.to(like)  # checked after the cast: a float64 value may overflow in float32
     _refuse(~torch.isfinite(cast), y, f"targets must be finite in {like.dtype}")

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 
 from .. import gram
-from ..errors import ConversionError
 from .base import AbstractLinearMap, InputSolve
 
 __all__ = ["Dense", "map_of"]
@@ -71,6 +70,4 @@ def map_of(module: nn.Module) -> AbstractLinearMap | None:
 
 @map_of.register
 def _(module: nn.Linear) -> AbstractLinearMap:
-    if nn.parameter.is_lazy(module.weight):
-        raise ConversionError(f"{module} has no weights yet; run the model once on a batch to create them")
     return Dense(module)

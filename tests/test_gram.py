@@ -1,0 +1,142 @@
+"""Least squares from sums: the SVD's answer on the well-determined part, at any rank and conditioning."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from torch_admm.gram import Gram, cross, with_ones
+
+WELL_DETERMINED = 1e-2  # singular values above this part of the largest
+BOUND = {torch.float32: 1e-5, torch.float64: 1e-10}
+SHAPES = [(2000, 50), (300, 200), (100, 100), (30, 100), (99, 100), (1, 20)]
+DTYPES = [torch.float32, torch.float64]
+
+
+def problem(rows: int, columns: int, cond: float, dtype: torch.dtype, rank: int | None = None) -> tuple[Tensor, Tensor]:
+    """A with singular values from 1 to 1 / cond, and targets that are not in its range."""
+    g = torch.Generator().manual_seed(rows + columns)
+    k = min(rows, columns)
+    U = torch.linalg.qr(torch.randn(rows, k, dtype=torch.float64, generator=g)).Q
+    V = torch.linalg.qr(torch.randn(columns, k, dtype=torch.float64, generator=g)).Q
+    s = torch.logspace(0, -math.log10(cond), k, dtype=torch.float64)
+    s[k if rank is None else rank :] = 0
+    A = math.sqrt(rows) * (U * s) @ V.T
+    noise, W = (torch.randn(n, 3, dtype=torch.float64, generator=g) for n in (rows, columns))
+    Z = noise + A @ W
+    return A.to(dtype), Z.to(dtype)
+
+
+def solved(A: Tensor, Z: Tensor, bias: bool = False, chunk: int = 64, ridge: float | None = None) -> Tensor:
+    gram = Gram(A.shape[1], bias, A)
+    R = torch.zeros(Z.shape[1], A.shape[1] + bias, dtype=torch.float64)
+    for a, z in zip(A.split(chunk), Z.split(chunk), strict=True):
+        gram.accumulate(a)
+        cross(R, z.double(), a.double(), bias)
+    return gram.factor(ridge).solve(R).to(A.dtype)
+
+
+def distance(W: Tensor, A: Tensor, Z: Tensor) -> float:
+    """Relative distance to the SVD's answer, on its well-determined directions."""
+    U, s, Vt = torch.linalg.svd(A.double(), full_matrices=False)
+    keep = s > WELL_DETERMINED * s[0]
+    exact = (Z.double().T @ U[:, keep] / s[keep]) @ Vt[keep]
+    return float((W.double() @ Vt[keep].T @ Vt[keep] - exact).norm() / exact.norm())
+
+
+@pytest.mark.parametrize("cond", [1e2, 1e4, 1e6, 1e8, 1e10, 1e12, 1e14, 1e16])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_conditioning(shape: tuple[int, int], dtype: torch.dtype, cond: float) -> None:
+    A, Z = problem(*shape, cond, dtype)
+    W = solved(A, Z)
+    assert torch.isfinite(W).all()
+    assert distance(W, A, Z) < BOUND[dtype]
+
+
+@pytest.mark.parametrize("rank", [1, 2, 5, 29])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(200, 40), (30, 40)], ids=str)
+def test_rank(shape: tuple[int, int], dtype: torch.dtype, rank: int) -> None:
+    A, Z = problem(*shape, 10.0, dtype, rank)
+    W = solved(A, Z)
+    assert distance(W, A, Z) < BOUND[dtype]
+    assert float(W.norm()) < 100 * float(torch.linalg.lstsq(A.double(), Z.double(), driver="gelsd").solution.norm())
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_dead_and_duplicated_columns(dtype: torch.dtype) -> None:
+    A, Z = problem(400, 10, 3.0, dtype)
+    A = torch.cat([A, A[:, :3], torch.zeros(400, 2, dtype=dtype), torch.ones(400, 1, dtype=dtype)], 1)
+    W = solved(A, Z, bias=True)
+    best = torch.linalg.lstsq(with_ones(A).double(), Z.double(), driver="gelsd").solution
+    torch.testing.assert_close(with_ones(A).double() @ W.double().T, with_ones(A).double() @ best, rtol=0, atol=1e-4)
+    assert torch.equal(W[:, 13:15], torch.zeros(3, 2, dtype=dtype))
+
+
+def test_no_signal_at_all() -> None:
+    A = torch.zeros(20, 4)
+    assert torch.equal(solved(A, torch.ones(20, 3)), torch.zeros(3, 4))
+
+
+def test_columns_of_every_scale() -> None:
+    """Raw features from 1e-6 to 1e6: the fit is as good as the SVD's."""
+    A, Z = problem(500, 13, 5.0, torch.float64)
+    A = A * torch.logspace(-6, 6, 13, dtype=torch.float64)
+    best = torch.linalg.lstsq(A, Z, driver="gelsd").solution
+    W = solved(A, Z)
+    assert float((A @ W.T - Z).norm()) < (1 + 1e-9) * float((A @ best - Z).norm())
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("shape", [(500, 7), (500, 130), (500, 300), (20, 60)], ids=str)
+def test_sums_are_the_products(shape: tuple[int, int], bias: bool) -> None:
+    A = torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    gram = Gram(shape[1], bias, A)
+    for a in A.split(37):
+        gram.accumulate(a)
+    full = with_ones(A) if bias else A
+    torch.testing.assert_close(gram.matrix(), full.T @ full, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("cuts", [(0, 3), (3, 5), (5, 40), (40, 60), (60, 60)])
+def test_merge(cuts: tuple[int, int]) -> None:
+    """Parts of any size, empty ones and ones smaller than the columns among them, add up to the whole."""
+    A, Z = problem(60, 12, 10.0, torch.float64)
+    whole, R = Gram(12, True, A), torch.zeros(3, 13, dtype=torch.float64)
+    cross(R, Z, A, True)
+    for part in (A[: cuts[0]], A[cuts[0] : cuts[1]], A[cuts[1] :]):
+        gram = Gram(12, True, A)
+        if len(part):
+            gram.accumulate(part)
+        whole.merge(gram)
+    torch.testing.assert_close(whole.factor().solve(R), solved(A, Z, bias=True), rtol=1e-9, atol=1e-9)
+
+
+def test_ridge_shrinks_weights_but_not_the_bias() -> None:
+    A, Z = problem(300, 6, 3.0, torch.float64)
+    Z = Z + 100
+    mean = float(A.square().sum(0).mean())
+    penalty = torch.diag(torch.tensor([0.5 * mean] * 6 + [0.0], dtype=torch.float64))
+    full = with_ones(A)
+    exact = torch.linalg.solve(full.T @ full + penalty, full.T @ Z).T
+    torch.testing.assert_close(solved(A, Z, bias=True, ridge=0.5), exact, rtol=1e-9, atol=1e-9)
+
+
+def test_float32_products_are_good_enough_for_a_sweep() -> None:
+    """Hidden layers use float32 products: 1e-4 at singular values within a factor 30."""
+    A, Z = problem(2000, 50, 30.0, torch.float32)
+    gram, R = Gram(50, False, A, torch.float32), torch.zeros(3, 50, dtype=torch.float64)
+    for a, z in zip(A.split(256), Z.split(256), strict=True):
+        gram.accumulate(a)
+        cross(R, z, a, False)
+    assert distance(gram.factor().solve(R), A, Z) < 1e-4
+
+
+def test_nan_gives_nan_not_an_exception() -> None:
+    A, Z = problem(50, 4, 3.0, torch.float64)
+    A[3, 2] = math.nan
+    assert torch.isnan(solved(A, Z)).any()
