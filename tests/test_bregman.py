@@ -142,7 +142,7 @@ def test_full_dual_step_makes_lam_minus_a_subgradient_of_the_hinge() -> None:
 
 def test_paper_prints_half_the_dual_step() -> None:
     method = BregmanADMM("hinge", warm_start=0, beta=3.0)
-    _, rows = started(method, net(4, 6, 1, dtype=F64), blobs(60, 4, 2, F64))
+    started(method, net(4, 6, 1, dtype=F64), blobs(60, 4, 2, F64))
     method.sweep()
     m = method.problem.layers[2].map.forward(method.W[2], method.a[1])
     torch.testing.assert_close(method.lam, 3.0 * (method.z[2] - m))

@@ -16,10 +16,11 @@ from .losses import loss_of
 from .method import AbstractMethod
 from .problem import Problem, Weights
 from .random import gaussian
+from .sums import Sums
 
 __all__ = ["BregmanADMM"]
 
-CHUNK_ENTRIES = 1 << 18  # of the widest layer: a chunk's temporaries then stay in the last-level cache
+CHUNK_ENTRIES = 1 << 19  # of the widest layer: a chunk's temporaries then stay in the last-level cache
 
 
 @final
@@ -75,14 +76,19 @@ class BregmanADMM(AbstractMethod):
         self.beta = per_layer("beta", self._beta, L)
         self.gamma = per_layer("gamma", self._gamma, L - 1)
         self.problem, self.rows, self.sweeps = problem, rows, 0
-        widest = max(problem.inputs, *(layer.map.outputs for layer in problem.layers.values()))
+        widest = max(layer.map.outputs for layer in problem.layers.values())
         self.size = self.chunk_rows or max(256, CHUNK_ENTRIES // widest)
+        # the output step makes nothing as wide as a hidden layer, unless it has to convert one
+        converts = self.state_dtype not in (None, problem.dtype)
+        self.output_size = self.size if converts else self.size * max(1, min(16, widest // problem.outputs))
         self.a = {l: self._allocate(l) for l in range(1, L)}
         self.z = {l: self._allocate(l) for l in range(1, L + 1)}
         self.lam = torch.zeros_like(self.z[L])
         self.W = problem.read()
-        self._data_gram = self._factor(1, torch.float64)
+        self.sums = {l: self._empty_sums(l) for l in problem.layers}
+        self._buffer = torch.empty(self.size * widest, dtype=problem.dtype, device=problem.device)
         (self._draw if self.initial == "gaussian" else self._run_forward)(seed)
+        self._add_all(1)
 
     def step(self) -> None:
         """One sweep of Algorithm 1."""
@@ -92,33 +98,39 @@ class BregmanADMM(AbstractMethod):
     def sweep(self) -> None:
         """Algorithm 1, one pass of its loop; m_l stands for W_l a_{l-1} + b_l."""
         L, W, a, z, beta, gamma = self.problem.L, self.W, self.a, self.z, self.beta, self.gamma
-        layers, loss = self.problem.layers, self.loss
+        layers, loss, sums = self.problem.layers, self.loss, self.sums
 
         for l in range(1, L):
             # W_l <- z_l a_{l-1}^+
-            W[l] = self._weights_of(l)
+            W[l] = sums[l].solve()
             solve = layers[l + 1].map.solve_input(W[l + 1], beta[l + 1], gamma[l])
             for rows, x, _ in self.rows.chunks(self.size):
                 # a_l <- (beta W_{l+1}'W_{l+1} + gamma I)^-1 (beta W_{l+1}'z_{l+1} + gamma h_l(z_l))
-                h_z = layers[l].h(self._load(z[l], rows))
-                a_l = steps.activation_step(solve, self._target(l + 1, rows), h_z)
+                a_rows, z_rows, z_next = take(a[l], rows), take(z[l], rows), self._target(l + 1, rows)
+                h_z = layers[l].h(self._load(z[l], rows), self._offer(a_rows))
+                a_l = self._store(a_rows, steps.activation_step(solve, z_next, h_z))
                 # z_l <- argmin_z gamma ||a_l - h_l(z)||^2 + beta ||z - m_l||^2
-                m = layers[l].map.forward(W[l], self._input(l, rows, x))
-                take(z[l], rows).copy_(steps.hidden_step(layers[l].h, a_l, m, beta[l], gamma[l]))
-                take(a[l], rows).copy_(a_l)
+                m = layers[l].map.forward(W[l], self._input(l, rows, x), self._scratch(z_rows))
+                z_l = steps.hidden_step(layers[l].h, a_l, m, beta[l], gamma[l], self._offer(z_rows))
+                z_l = self._store(z_rows, z_l)
+                # sums for W_{l+1}, and for W_1 of the next sweep, while these rows are in the cache
+                sums[l + 1].add(a_l, z_next)
+                if l == 1:
+                    sums[1].add(x, z_l)
 
         # W_L <- z_L a_{L-1}^+
-        W[L] = self._weights_of(L)
+        W[L] = sums[L].solve()
         self.sweeps += 1
-        for rows, x, y in self.rows.chunks(self.size):
+        for rows, x, y in self.rows.chunks(self.output_size):
             # z_L <- argmin_z loss(z, y) + <lam, z> + beta ||z - m_L||^2
             m = layers[L].map.forward(W[L], self._input(L, rows, x))
             lam = self._load(self.lam, rows)
-            z_L = steps.output_step(loss, m, y, lam, beta[L])
-            take(z[L], rows).copy_(z_L)
+            z_L = self._store(take(z[L], rows), steps.output_step(loss, m, y, lam, beta[L]))
             # lam <- lam + beta (z_L - m_L)
             if self.multiplier != "none" and self.sweeps > self.warm_start:
-                take(self.lam, rows).copy_(steps.multiplier_step(lam, z_L, m, beta[L], self.dual_step))
+                self._store(take(self.lam, rows), steps.multiplier_step(lam, z_L, m, beta[L], self.dual_step))
+            if L == 1:
+                sums[1].add(x, self._target(1, rows))
 
     def weights(self) -> Weights:
         """The current W."""
@@ -163,6 +175,8 @@ class BregmanADMM(AbstractMethod):
                     raise ValueError(f"state: {name}[{l}] is {came}; {tuple(tensor.shape)} is expected")
                 tensor.copy_(theirs[l])
         self.sweeps = int(state["sweeps"])
+        self.sums[1] = self._empty_sums(1, self.sums[1].factor)
+        self._add_all(1)
 
     def _target(self, l: int, rows: slice) -> Tensor:
         """z_l as the W_l and a_{l-1} steps see it: in the scaled form of the multiplier if it is "consistent"."""
@@ -174,22 +188,19 @@ class BregmanADMM(AbstractMethod):
     def _input(self, l: int, rows: slice, x: Tensor) -> Tensor:
         return x if l == 1 else self._load(self.a[l - 1], rows)
 
-    def _weights_of(self, l: int) -> Tensor:
-        """argmin_W ||z_l - W [a_{l-1}, 1]||^2, with the sums G and R taken over chunks."""
-        linear, products = self.problem.layers[l].map, self.problem.dtype
-        R = torch.zeros(self.W[l].shape, dtype=torch.float64, device=self.problem.device)
-        gram = linear.gram(self.W[l], products)
-        for rows, x, _ in self.rows.chunks(self.size):
-            a = self._input(l, rows, x)
-            linear.cross(R, self._target(l, rows), a)
-            if l > 1:
-                gram.accumulate(a)
-        return steps.weight_step(self._data_gram if l == 1 else gram.factor(self.ridge), R, self.W[l])
+    def _empty_sums(self, l: int, factor: Factor | None = None) -> Sums:
+        if l == 1 and factor is None:
+            factor = self._factor_data()
+        return Sums(self.problem.layers[l].map, self.W[l], self.ridge, factor)
 
-    def _factor(self, l: int, products: torch.dtype) -> Factor:
-        gram = self.problem.layers[l].map.gram(self.W[l], products)
+    def _add_all(self, l: int) -> None:
         for rows, x, _ in self.rows.chunks(self.size):
-            gram.accumulate(self._input(l, rows, x))
+            self.sums[l].add(self._input(l, rows, x), self._target(l, rows))
+
+    def _factor_data(self) -> Factor:
+        gram = self.problem.layers[1].map.gram(self.W[1], torch.float64)
+        for chunk in self.rows.chunks(self.size):
+            gram.accumulate(chunk.x)
         return gram.factor(self.ridge)
 
     def _draw(self, seed: int) -> None:
@@ -197,9 +208,10 @@ class BregmanADMM(AbstractMethod):
         L = self.problem.L
         for rows, _, _ in self.rows.chunks(self.size):
             for stream, state in enumerate([*self.a.values(), *self.z.values()]):
-                take(state, rows).copy_(gaussian(rows, state.shape[1], seed, stream, self.W[L]))
+                self._store(take(state, rows), gaussian(rows, state.shape[1], seed, stream, self.W[L]))
         for l in range(1, L + 1):
-            self.W[l] = self._weights_of(l)
+            self._add_all(l)
+            self.W[l] = self.sums[l].solve()
 
     def _run_forward(self, seed: int) -> None:
         """a and z at the model's own forward pass; the seed has no part in it."""
@@ -207,10 +219,10 @@ class BregmanADMM(AbstractMethod):
             a = x
             for l, layer in self.problem.layers.items():
                 m = layer.map.forward(self.W[l], a)
-                take(self.z[l], rows).copy_(m)
+                self._store(take(self.z[l], rows), m)
                 if l < self.problem.L:
                     a = layer.h(m)
-                    take(self.a[l], rows).copy_(a)
+                    self._store(take(self.a[l], rows), a)
 
     def _allocate(self, l: int) -> Tensor:
         shape = self.rows.count, self.problem.layers[l].map.outputs
@@ -218,3 +230,17 @@ class BregmanADMM(AbstractMethod):
 
     def _load(self, state: Tensor, rows: slice) -> Tensor:
         return take(state, rows).to(self.problem.dtype)
+
+    def _store(self, state: Tensor, value: Tensor) -> Tensor:
+        """Keep `value` in these rows of the state, and give it back as the state holds it."""
+        if value is not state:
+            state.copy_(value)
+        return state.to(self.problem.dtype)
+
+    def _offer(self, state: Tensor) -> Tensor | None:
+        """Rows of the state, for a step to write its answer into, if they are of the working dtype."""
+        return state if state.dtype == self.problem.dtype else None
+
+    def _scratch(self, like: Tensor) -> Tensor:
+        """Memory for a chunk of m that stays in the cache; what is allocated anew costs a page fault every 4 KiB."""
+        return self._buffer.narrow(0, 0, like.numel()).view(like.shape)

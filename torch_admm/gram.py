@@ -15,6 +15,7 @@ determined, and its rounding would reach the rest. No step looks at a value on t
 
 from __future__ import annotations
 
+import copy
 import math
 from itertools import pairwise
 from typing import final
@@ -22,7 +23,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-__all__ = ["Factor", "Gram", "cross"]
+__all__ = ["Factor", "Gram", "cross", "with_ones"]
 
 DELTA = {  # by the dtypes of the weights and of the products
     (torch.float64, torch.float64): 1e-8,
@@ -55,15 +56,16 @@ class Gram:
         self.device = like.device
         self.count = 0
         self._rows: list[Tensor] | None = []  # kept while they are fewer than the columns
-        self._G: Tensor | None = None
+        self._upper: Tensor | None = None  # then the part of G on and above the diagonal, float64
 
     def accumulate(self, a: Tensor) -> None:
         """Add the rows a, shape (rows, columns)."""
         a = a.to(self.products)
         self.count += len(a)
-        if self._rows is None:
-            _add_gram(self.matrix(), a, self.bias)
+        if self._upper is not None:
+            _add_upper(self._upper, a, self.bias)
             return
+        assert self._rows is not None
         self._rows.append(with_ones(a) if self.bias else a.clone())
         if self.count >= self.size:
             self._collapse()
@@ -76,16 +78,18 @@ class Gram:
             self._rows += other._rows
         else:
             self._collapse()
-            self.matrix().add_(other.matrix())
+            other = copy.copy(other)
+            other._collapse()
+            assert self._upper is not None
+            assert other._upper is not None
+            self._upper += other._upper
 
     def matrix(self) -> Tensor:
         """G itself, (size, size) in float64."""
-        if self._G is not None:
-            return self._G
-        G = torch.zeros(self.size, self.size, dtype=torch.float64, device=self.device)
-        for rows in self._rows or ():
-            _add_gram(G, rows, bias=False)
-        return G
+        full = copy.copy(self)
+        full._collapse()
+        assert full._upper is not None
+        return full._upper.triu() + full._upper.triu(1).T
 
     def factor(self, ridge: float | None = None) -> Factor:
         """Factor once, solve many. `ridge`, relative to the mean diagonal of G, also shrinks W (not the bias)."""
@@ -102,7 +106,11 @@ class Gram:
         return Factor(scale, scale.unsqueeze(1) * G * scale, self.delta)
 
     def _collapse(self) -> None:
-        self._G, self._rows = self.matrix(), None
+        if self._rows is not None:
+            self._upper = torch.zeros(self.size, self.size, dtype=torch.float64, device=self.device)
+            for rows in self._rows:
+                _add_upper(self._upper, rows, bias=False)
+            self._rows = None
 
 
 @final
@@ -133,6 +141,9 @@ class Factor:
 def cross(R: Tensor, z: Tensor, a: Tensor, bias: bool) -> None:
     """R += z'[a, 1], with R in float64 and the products in the dtype of the rows."""
     columns = a.shape[1]
+    if columns < z.shape[1]:  # the thin side first is the faster product
+        R.add_(((with_ones(a) if bias else a).T @ z).T)
+        return
     R.narrow(1, 0, columns).add_(z.T @ a)
     if bias:
         R.select(1, columns).add_(z.sum(0))
@@ -140,23 +151,19 @@ def cross(R: Tensor, z: Tensor, a: Tensor, bias: bool) -> None:
 
 def with_ones(a: Tensor) -> Tensor:
     """[a, 1]."""
-    return torch.cat([a, a.new_ones(len(a), 1)], dim=1)
+    return torch.cat([a, torch.ones(len(a), 1, dtype=a.dtype, device=a.device)], dim=1)
 
 
-def _add_gram(G: Tensor, a: Tensor, bias: bool) -> None:
-    """G += [a, 1]'[a, 1]: the blocks above the diagonal are computed, those below mirrored."""
+def _add_upper(G: Tensor, a: Tensor, bias: bool) -> None:
+    """G += [a, 1]'[a, 1] on and above the diagonal; by blocks, since torch has no symmetric product."""
     columns = a.shape[1]
     for lo, hi in _blocks(columns):
-        width, right = hi - lo, columns - hi
-        block = a.narrow(1, lo, width).T @ a.narrow(1, lo, columns - lo)
-        G.narrow(0, lo, width).narrow(1, lo, columns - lo).add_(block)
-        if right:
-            G.narrow(0, hi, right).narrow(1, lo, width).add_(block.narrow(1, width, right).T)
+        block = a.narrow(1, lo, hi - lo).T @ a.narrow(1, lo, columns - lo)
+        G.narrow(0, lo, hi - lo).narrow(1, lo, columns - lo).add_(block)
     if bias:
-        total = a.sum(0)
-        G.select(1, columns).narrow(0, 0, columns).add_(total)
-        G.select(0, columns).narrow(0, 0, columns).add_(total)
-        G.select(0, columns).select(0, columns).add_(len(a))
+        last = G.select(1, columns)
+        last.narrow(0, 0, columns).add_(a.sum(0))
+        last.select(0, columns).add_(len(a))
 
 
 def _blocks(columns: int) -> list[tuple[int, int]]:

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from . import tables as tables  # registers the smooth activations
 from .activations import AbstractActivation, Piece, PiecewiseLinear, activation_of
 from .errors import ConversionError
 from .losses import AbstractLoss, loss_of

@@ -38,13 +38,15 @@ def weight_step(gram: Factor, R: Tensor, like: Tensor) -> Tensor:
 
 
 def activation_step(solve: InputSolve, z_next: Tensor, h_z: Tensor) -> Tensor:
-    """argmin_a  beta_{l+1} ||z_{l+1} - W_{l+1} a - b_{l+1}||^2 + gamma_l ||a - h_l(z_l)||^2."""
+    """argmin_a  beta_{l+1} ||z_{l+1} - W_{l+1} a - b_{l+1}||^2 + gamma_l ||a - h_l(z_l)||^2; h_z is used up."""
     return solve(h_z, z_next)
 
 
-def hidden_step(h: AbstractActivation, a: Tensor, m: Tensor, beta: float, gamma: float) -> Tensor:
+def hidden_step(
+    h: AbstractActivation, a: Tensor, m: Tensor, beta: float, gamma: float, out: Tensor | None = None
+) -> Tensor:
     """argmin_z  gamma_l ||a_l - h_l(z)||^2 + beta_l ||z - m_l||^2."""
-    return h.minimise(a, m, beta, gamma)
+    return h.minimise(a, m, beta, gamma, out)
 
 
 def output_step(loss: AbstractLoss, m: Tensor, y: Tensor, lam: Tensor, beta: float) -> Tensor:

@@ -97,7 +97,7 @@ class AbstractSmooth(AbstractActivation):
         return self(z)
 
     @torch.no_grad()
-    def minimise(self, a: Tensor, m: Tensor, beta: float, gamma: float) -> Tensor:
+    def minimise(self, a: Tensor, m: Tensor, beta: float, gamma: float, out: Tensor | None = None) -> Tensor:
         kappa = gamma / beta
         table = self._table(kappa, m)
         flat_a, flat_m, pieces = a.expand_as(m).reshape(-1), m.reshape(-1), []
@@ -244,7 +244,7 @@ def _zoom(z: Tensor, g: Callable[[Tensor], Tensor]) -> Tensor:
 class Sigmoid(AbstractSmooth):
     reach: ClassVar[float] = 36.0
 
-    def __call__(self, z: Tensor) -> Tensor:
+    def __call__(self, z: Tensor, out: Tensor | None = None) -> Tensor:
         return torch.sigmoid(z)
 
     def derivatives(self, z: Tensor) -> tuple[Tensor, Tensor]:
@@ -258,7 +258,7 @@ class Sigmoid(AbstractSmooth):
 class Tanh(AbstractSmooth):
     reach: ClassVar[float] = 18.0
 
-    def __call__(self, z: Tensor) -> Tensor:
+    def __call__(self, z: Tensor, out: Tensor | None = None) -> Tensor:
         return torch.tanh(z)
 
     def derivatives(self, z: Tensor) -> tuple[Tensor, Tensor]:
@@ -278,7 +278,7 @@ def _gated(z: Tensor, v: Tensor, dv: Tensor | float, d2v: Tensor | float) -> tup
 class SiLU(AbstractSmooth):
     reach: ClassVar[float] = 40.0
 
-    def __call__(self, z: Tensor) -> Tensor:
+    def __call__(self, z: Tensor, out: Tensor | None = None) -> Tensor:
         return fn.silu(z)
 
     def derivatives(self, z: Tensor) -> tuple[Tensor, Tensor]:
@@ -298,7 +298,7 @@ class GELU(AbstractSmooth):
         if self.approximate not in ("none", "tanh"):
             raise ValueError(f'GELU: approximate must be "none" or "tanh", not {self.approximate!r}')
 
-    def __call__(self, z: Tensor) -> Tensor:
+    def __call__(self, z: Tensor, out: Tensor | None = None) -> Tensor:
         return fn.gelu(z, approximate=self.approximate)
 
     def value(self, z: Tensor) -> Tensor:
@@ -331,7 +331,7 @@ class ELU(AbstractSmooth):
     def reach(self) -> float:
         return 36.0 + max(0.0, math.log(self.alpha))
 
-    def __call__(self, z: Tensor) -> Tensor:
+    def __call__(self, z: Tensor, out: Tensor | None = None) -> Tensor:
         return fn.elu(z, alpha=self.alpha)
 
     def derivatives(self, z: Tensor) -> tuple[Tensor, Tensor]:
@@ -359,7 +359,7 @@ class Softplus(AbstractSmooth):
     def top(self) -> float:
         return self.threshold / self.beta
 
-    def __call__(self, z: Tensor) -> Tensor:
+    def __call__(self, z: Tensor, out: Tensor | None = None) -> Tensor:
         return fn.softplus(z, self.beta, self.threshold)
 
     def derivatives(self, z: Tensor) -> tuple[Tensor, Tensor]:

@@ -12,7 +12,7 @@ from ..gram import Gram
 
 __all__ = ["AbstractLinearMap", "InputSolve"]
 
-InputSolve = Callable[[Tensor, Tensor], Tensor]  # (h(z_l), z_{l+1}) -> a_l
+InputSolve = Callable[[Tensor, Tensor], Tensor]  # (h(z_l), z_{l+1}) -> a_l, which may overwrite h(z_l)
 
 
 class AbstractLinearMap(abc.ABC):
@@ -34,8 +34,8 @@ class AbstractLinearMap(abc.ABC):
         """Write the weights into the module, in place."""
 
     @abc.abstractmethod
-    def forward(self, W: Tensor, a: Tensor) -> Tensor:
-        """m = W a + b, for rows a."""
+    def forward(self, W: Tensor, a: Tensor, out: Tensor | None = None) -> Tensor:
+        """m = W a + b, for rows a. `out` offers memory for the answer."""
 
     @abc.abstractmethod
     def gram(self, like: Tensor, products: torch.dtype = torch.float64) -> Gram:

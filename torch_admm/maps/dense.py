@@ -34,8 +34,12 @@ class Dense(AbstractLinearMap):
         if self.bias:
             self.module.bias.copy_(W.select(1, self.inputs))
 
-    def forward(self, W: Tensor, a: Tensor) -> Tensor:
-        return torch.addmm(W.select(1, self.inputs), a, self._matrix(W).T) if self.bias else a @ W.T
+    def forward(self, W: Tensor, a: Tensor, out: Tensor | None = None) -> Tensor:
+        if not self.bias:
+            return torch.mm(a, W.T, out=out)
+        if self.inputs < self.outputs:  # a column of ones is cheaper than a pass over m; addmm makes two
+            return torch.mm(gram.with_ones(a), W.T, out=out)
+        return torch.mm(a, self._matrix(W).T, out=out).add_(_packed(W.select(1, self.inputs)))
 
     def gram(self, like: Tensor, products: torch.dtype = torch.float64) -> gram.Gram:
         return gram.Gram(self.inputs, self.bias, like, products)
@@ -56,10 +60,14 @@ class Dense(AbstractLinearMap):
         L = torch.linalg.cholesky_ex(K).L
         M = beta * (torch.cholesky_solve(V, L) if wide else torch.cholesky_solve(V.T, L).T)
         M = M.to(W.dtype)
-        return lambda h, z: torch.addmm(h, z - self.forward(W, h), M)
+        return lambda h, z: h.addmm_(z - self.forward(W, h), M)
 
     def _matrix(self, W: Tensor) -> Tensor:
-        return W.narrow(1, 0, self.inputs)
+        return _packed(W.narrow(1, 0, self.inputs))
+
+
+def _packed(part: Tensor) -> Tensor:
+    return part.clone(memory_format=torch.contiguous_format)  # working on a strided part costs more than this copy
 
 
 @singledispatch
