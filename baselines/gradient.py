@@ -70,7 +70,7 @@ class SGD(AbstractGradientMethod):
         for x, y in self.rows.batches(size, self.seed, self.epoch):
             self.optimiser.zero_grad()
             loss = self.loss(self.model(x), y).mean()
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward()
             self.optimiser.step()
         self.epoch += 1
 
@@ -105,6 +105,6 @@ class LBFGS(AbstractGradientMethod):
         total = torch.zeros((), dtype=torch.float64, device=self.rows.x.device)
         for _, x, y in self.rows.chunks(CHUNK_ROWS):
             part: Tensor = self.loss(self.model(x), y).sum() / self.rows.count
-            part.backward()  # type: ignore[no-untyped-call]
+            part.backward()
             total += part.detach()
         return float(total)

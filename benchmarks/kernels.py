@@ -1,7 +1,7 @@
 """One sweep of BregmanADMM against the matrix products that no implementation of it can avoid.
 
-    python benchmarks/kernels.py                        # the two nets of the paper, 1 and 2 threads
-    python benchmarks/kernels.py --rows 200000 --repeats 3 --out results.json
+    python -m benchmarks.kernels                        # the two nets of the paper, 1 and 2 threads
+    python -m benchmarks.kernels --rows 200000 --repeats 3 --out results.json
 
 The bound multiplies what a sweep must multiply (m_l = W_l a_{l-1}; both products of the a step; z'a; a'a, of which the
 blocks below the diagonal are left out) into preallocated outputs, chunk by chunk so that they stay in the cache, for
@@ -130,7 +130,7 @@ def main() -> None:
     for net, rows in CASES.items():
         for threads in args.threads:
             options = ["--rows", args.rows or rows, "--threads", threads, "--repeats", args.repeats]
-            command = [sys.executable, __file__, "--case", net, *map(str, options)]
+            command = [sys.executable, "-m", "benchmarks.kernels", "--case", net, *map(str, options)]
             r = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
             results.append(r)
             print(

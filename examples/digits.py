@@ -1,7 +1,7 @@
 """Train a small net on scikit-learn's embedded digits with ADMM, L-BFGS and SGD, all from the same start.
 
     make demo
-    python examples/digits.py --sweeps 60 --seed 1
+    python -m examples.digits --sweeps 60 --seed 1
 
 1,797 real 8 x 8 images of digits, a quarter of them held out, a 64-64-10 ReLU net. Needs the extra `sklearn`.
 """
@@ -42,7 +42,7 @@ def main() -> None:
 
     train, test = digits(args.seed)
     methods: dict[str, tuple[torch_admm.AbstractMethod, int]] = {
-        "ADMM (Algorithm 1)": (torch_admm.BregmanADMM("one_vs_rest_hinge", gamma=1.0), args.sweeps),
+        "ADMM (Algorithm 1)": (torch_admm.BregmanADMM("cross_entropy", gamma=1.0), args.sweeps),
         "L-BFGS": (LBFGS("cross_entropy"), args.sweeps),
         "SGD": (SGD("cross_entropy", lr=0.1), args.sweeps),
     }

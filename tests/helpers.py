@@ -35,6 +35,10 @@ def blobs(
     return x.to(dtype), torch.bucketize(radius, cuts)
 
 
+def rng(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
 def started(
     method: torch_admm.AbstractMethod, model: nn.Module, data: tuple[Tensor, Tensor], seed: int = 0
 ) -> tuple[torch_admm.Problem, Rows]:

@@ -61,7 +61,7 @@ DATA: dict[str, tuple[dict[str, Any], str]] = {
     "numpy double X": (given(data=(X.double().numpy(), Y)), r"data: X is torch\.float64 but .*X\.to\(torch\.float32\)"),
     "half X": (given(data=(X.half(), Y)), r"data: X is torch\.float16 but the model's weights are torch\.float32"),
     "integer X": (given(data=(X.long(), Y)), r"data: X is torch\.int64 but the model's weights are torch\.float32"),
-    "complex y": (given(data=(X, Y.cfloat())), r"data: y .*complex"),
+    "complex y": (given(data=(X, Y.to(torch.complex64))), r"data: y .*complex"),
     "object X": (given(data=(np.array([["a"] * 4] * 30, object), Y)), r"data: X is an array of object; numbers are"),
     "list X": (given(data=(X.tolist(), Y)), r"data: X must be a tensor or a numpy array, got list"),
     "sparse X": (given(data=(X.to_sparse(), Y)), r"data: X is torch\.sparse_coo; a dense tensor is expected"),
@@ -113,10 +113,11 @@ def test_fit(case: str) -> None:
     arguments, message = DATA[case]
     before = [p.clone() for p in arguments["model"].parameters()]
     with pytest.raises(ValueError, match=message):
-        fit(**({"max_sweeps": 2, "sinks": ()} | arguments))
+        fit(**(DEFAULTS | arguments))
     assert all(torch.equal(a, b) for a, b in zip(before, arguments["model"].parameters(), strict=True))
 
 
+DEFAULTS: dict[str, Any] = {"max_sweeps": 2, "sinks": ()}
 NOT_POSITIVE = [0, 0.0, -1.0, math.nan, INF, "1", True, None]
 SETTINGS: list[tuple[Callable[[], Any], str]] = [
     *[(lambda v=v, n=n: BregmanADMM(**{n: v}), rf"{n} is .*; a finite number above 0 is expected")

@@ -44,7 +44,7 @@ def test_one_sweep_by_hand() -> None:
         "lam": (method.lam, column(4 / 13, -6 / 13)),  # z_2 - m_2, as the paper prints it
     }
     for name, (got, want) in expected.items():
-        torch.testing.assert_close(got, want, rtol=1e-9, atol=1e-9, msg=lambda m, n=name: f"{n}: {m}")
+        assert torch.allclose(got, want, rtol=1e-9, atol=1e-9), (name, got, want)
 
 
 def objective(
@@ -161,7 +161,7 @@ def test_stalls_at_any_feasible_point() -> None:
     for l in W:
         torch.testing.assert_close(method.W[l], W[l], rtol=1e-5, atol=1e-6)
     leaves = {l: w.clone().requires_grad_() for l, w in W.items()}
-    method.loss(problem.forward(leaves, rows.x), rows.y).mean().backward()  # type: ignore[no-untyped-call]
+    method.loss(problem.forward(leaves, rows.x), rows.y).mean().backward()
     slope = max(float(w.grad.abs().max()) for w in leaves.values() if w.grad is not None)
     assert before > 0.2
     assert slope > 0.1  # far from any minimum
@@ -194,7 +194,7 @@ class LargestStorage(TorchDispatchMode):
     """The bytes of the largest tensor made, other than views of what was there before."""
 
     def __init__(self, known: list[Tensor]) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.known = {t.untyped_storage().data_ptr() for t in known}
         self.bytes = 0
 
@@ -212,6 +212,31 @@ def test_working_memory_is_one_chunk() -> None:
     with LargestStorage([rows.x, rows.y, method.lam, *method.a.values(), *method.z.values()]) as largest:
         method.sweep()
     assert largest.bytes <= max(50 * 17 * 4, 3 * 17 * 17 * 8)  # a chunk, or the Gram matrices that are factored
+
+
+class Factorisations(TorchDispatchMode):
+    """The sizes of the matrices that are factored."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.sizes: list[int] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if "cholesky_ex" in func._schema.name:
+            self.sizes.append(args[0].shape[-1])
+        assert not any(word in func._schema.name for word in ("eigh", "svd", "lstsq", "lu_factor", "linalg_solve_ex"))
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("chunk_rows", [10, 1000])
+def test_small_side_and_once_a_sweep(chunk_rows: int) -> None:
+    """One factorisation an a step, on the smaller side, and one a hidden Gram; none a chunk, none for the data."""
+    method = BregmanADMM("hinge", chunk_rows=chunk_rows)
+    started(method, net(9, 20, 30, 1), blobs(300, 9))
+    with Factorisations() as factorisations:
+        method.sweep()
+    # a_1 meets W_2 of 30 x 20, then the Gram of [a_1, 1]; a_2 meets the single row of W_3, then that of [a_2, 1]
+    assert factorisations.sizes == [20, 21, 1, 31]
 
 
 @pytest.mark.parametrize(("stored", "bytes_each"), [(None, 4), (torch.float32, 4), (torch.bfloat16, 2)])

@@ -84,7 +84,7 @@ class CountSyncs(TorchDispatchMode):
     """Counts operations that read a value of a tensor on the host."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.seen: list[str] = []
         self.total = 0
 

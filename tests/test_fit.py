@@ -93,8 +93,8 @@ def play(values: list[float], interrupt_at: int | None = None, **options: Any) -
     model = nn.Linear(1, 1)
     nn.init.constant_(model.bias, 9.0)
     data = torch.zeros(1, 1), torch.zeros(1)
-    options = {"monitor": "loss", "sinks": (), "max_sweeps": len(values)} | options
-    result = fit(model, data, Scripted(values, interrupt_at), **options)
+    defaults: dict[str, Any] = {"monitor": "loss", "sinks": (), "max_sweeps": len(values)}
+    result = fit(model, data, Scripted(values, interrupt_at), **(defaults | options))
     return result, float(model.bias.detach())
 
 

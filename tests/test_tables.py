@@ -236,7 +236,7 @@ def test_runs_on_another_device_and_leaves_nothing_behind(h: AbstractSmooth) -> 
     assert h.minimise(torch.zeros(2), torch.zeros(2), 1.0, 10.0).isfinite().all()
 
 
-class _Reads(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _Reads(TorchDispatchMode):
     """Counts operations whose result has to come back to the host."""
 
     def __init__(self) -> None:

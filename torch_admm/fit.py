@@ -94,10 +94,10 @@ def fit(
         for outlet in outlets:
             outlet.open(max_sweeps)
             stack.callback(outlet.close)
-        run = _Run(method, judge, clock, stops, outlets, evaluate_every, best_weights=problem.read())
+        run = _Run(method, judge, clock, stops, outlets, evaluate_every)
+        run.best_weights = run.last_weights = problem.read()
         outcome, message = run.loop(max_sweeps)
-    if restore_best or outcome is Outcome.NON_FINITE:
-        problem.write(run.best_weights)
+    problem.write(run.best_weights if restore_best or outcome is Outcome.NON_FINITE else run.last_weights)
     return Result(model, outcome, message, run.history, run.best, method)
 
 
@@ -115,6 +115,7 @@ class _Run:
     history: list[Row] = field(default_factory=list)
     best: Row = field(default_factory=dict)
     best_weights: Weights = field(default_factory=dict)
+    last_weights: Weights = field(default_factory=dict)  # whole, even if Ctrl-C came while they were being written
 
     def loop(self, max_sweeps: int) -> tuple[Outcome, str]:
         try:
@@ -130,6 +131,7 @@ class _Run:
                     message = f"{Outcome.NON_FINITE}: layer {broken[0]}, sweep {sweep}"
                     warnings.warn(f"{message}; the model is left at its best finite weights", RuntimeWarning, 3)
                     return Outcome.NON_FINITE, message
+                self.last_weights = dict(W)
                 self.judge.problem.write(W)
                 if sweep % self.every == 0 or sweep == max_sweeps:
                     outcome = self.record(sweep)

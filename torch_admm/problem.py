@@ -225,7 +225,7 @@ def _check_widths(where: str, part: nn.Module, before: AbstractLinearMap, after:
 
 
 def _refuse_strange(where: str, part: nn.Module) -> None:
-    if any(nn.parameter.is_lazy(parameter) for parameter in part._parameters.values()):
+    if any(nn.parameter.is_lazy(p) for p in part._parameters.values() if p is not None):
         _refuse(where, part, "it has no weights yet", "run the model once on a batch to create them")
     if parametrize.is_parametrized(part):
         _refuse(
