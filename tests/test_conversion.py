@@ -134,6 +134,7 @@ REFUSED: list[tuple[Any, str]] = [
     (sequence(nn.PReLU()), r"nn\.PReLU at position 1 .* learned or random.*nn\.LeakyReLU"),
     (sequence(nn.Hardswish()), r"nn\.Hardswish at position 1 .* no linear map or .*activation_of\.register\(YourClass"),
     (sequence(nn.Threshold(0.1, 20.0)), r"nn\.Threshold at position 1 .* jumps at 0\.1 from 20 to 0\.1"),
+    (sequence(nn.ELU(-1.0)), r"nn\.ELU at position 1 cannot be split: ELU: alpha must be positive and finite, not -1"),
     (sequence(nn.Flatten()), r"nn\.Flatten at position 1 .* only a leading nn\.Flatten\(\).*; put it first"),
     (sequence(nn.ReLU(), nn.ReLU()), r"nn\.ReLU at position 2 .* follows another activation \(1\); put an nn\.Linear"),
     (sequence(nn.Sequential(nn.ReLU(), Custom())), r"Custom at position 1\.1 .* own forward .*nn\.Sequential"),

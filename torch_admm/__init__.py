@@ -1,6 +1,6 @@
 """Train PyTorch networks without gradients: ADMM / Bregman iteration with closed-form steps."""
 
-from . import tables  # noqa: F401 (registers the smooth activations)
+from . import smooth  # noqa: F401 (registers its activations)
 from .activations import AbstractActivation, activation_of
 from .bregman import BregmanADMM
 from .errors import ConversionError

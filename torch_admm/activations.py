@@ -4,7 +4,7 @@
 
 A piecewise-linear h is a table of pieces, and its minimiser is exact: on each piece the cost is a parabola whose
 vertex is clamped into the piece, and the cheapest of the candidates is the global minimum. Smooth activations
-live in `tables.py`. `activation_of` is open: `activation_of.register(MyModule, lambda module: MyActivation())`.
+live in `smooth.py`. `activation_of` is open: `activation_of.register(MyModule, lambda module: MyActivation())`.
 """
 
 from __future__ import annotations

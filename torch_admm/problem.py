@@ -145,7 +145,7 @@ def _look_up(registry: Any, where: str, part: nn.Module) -> Any:
         _refuse(where, part, f"it overrides the forward of nn.{found.__name__}", REGISTER)
     try:
         return registry(part)
-    except ConversionError as error:
+    except ValueError as error:
         raise ConversionError(f"{_name(part)} at position {where} cannot be split: {error}") from None
 
 
