@@ -29,7 +29,7 @@ from torch import Tensor, nn
 
 import torch_admm
 from torch_admm.data import rows_of
-from torch_admm.gram import _blocks
+from torch_admm.gram import blocks
 
 CASES = {"28-300-1": 1_000_000, "648-100-50-1": 120_000}
 BOUND_CHUNKS = (1024, 2048, 4096, 8192)
@@ -61,7 +61,7 @@ def products(method: torch_admm.BregmanADMM, x: Tensor, chunk: int) -> Callable[
     m = {l: torch.empty(chunk, w.shape[0]) for l, w in W.items()}
     back = {l: torch.empty(chunk, w.shape[1]) for l, w in W.items()}
     R = {l: torch.empty(sorted(w.shape)) for l, w in W.items()}
-    G = {l: [torch.empty(hi - lo, w.shape[1] - lo) for lo, hi in _blocks(w.shape[1])] for l, w in W.items()}
+    G = {l: [torch.empty(hi - lo, w.shape[1] - lo) for lo, hi in blocks(w.shape[1])] for l, w in W.items()}
 
     def run() -> None:
         for start in range(0, len(x) - chunk + 1, chunk):
@@ -73,7 +73,7 @@ def products(method: torch_admm.BregmanADMM, x: Tensor, chunk: int) -> Callable[
                 if l > 1:
                     torch.mm(before, W[l].T, out=m[l])
                     torch.mm(m[l], W[l], out=back[l])
-                    for out, (lo, hi) in zip(G[l], _blocks(before.shape[1]), strict=True):
+                    for out, (lo, hi) in zip(G[l], blocks(before.shape[1]), strict=True):
                         torch.mm(before[:, lo:hi].T, before[:, lo:], out=out)
 
     return run

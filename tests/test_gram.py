@@ -91,6 +91,25 @@ def test_columns_of_every_scale() -> None:
     assert float((A @ W.T - Z).norm()) < (1 + 1e-9) * float((A @ best - Z).norm())
 
 
+@pytest.mark.parametrize(("mean", "spread"), [(70.0, 15.0), (290.0, 10.0), (2000.0, 10.0), (-1e4, 1.0)])
+@pytest.mark.parametrize("columns", [1, 50, 200])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_columns_far_from_zero(mean: float, spread: float, columns: int, dtype: torch.dtype) -> None:
+    """Degrees Kelvin, years: with a bias the means are eliminated, on the side of the rows too.
+
+    What is left is the rounding of float64 sums of squares, of size (mean / spread)^2.
+    """
+    bound = max(BOUND[dtype], 10 * torch.finfo(torch.float64).eps * (mean / spread) ** 2)
+    g = torch.Generator().manual_seed(0)
+    A = (mean + spread * torch.randn(120, columns, generator=g, dtype=torch.float64)).to(dtype)
+    Z = torch.randn(120, 3, generator=g, dtype=torch.float64).to(dtype)
+    centred = A.double() - A.double().mean(0)
+    W = solved(A, Z, bias=True).double()
+    assert distance(W[:, :-1], centred, Z.double() - Z.double().mean(0)) < bound
+    fitted = A.double() @ W[:, :-1].T + W[:, -1]
+    torch.testing.assert_close(fitted.mean(0), Z.double().mean(0), rtol=0, atol=10 * bound * abs(mean))
+
+
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("shape", [(500, 7), (500, 130), (500, 300), (20, 60)], ids=str)
 def test_sums_are_the_products(shape: tuple[int, int], bias: bool) -> None:
@@ -98,8 +117,8 @@ def test_sums_are_the_products(shape: tuple[int, int], bias: bool) -> None:
     gram = Gram(shape[1], bias, A)
     for a in A.split(37):
         gram.accumulate(a)
-    full = with_ones(A) if bias else A
-    torch.testing.assert_close(gram.matrix(), full.T @ full, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(gram.matrix(), A.T @ A, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(gram.total, bias * A.sum(0), rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("cuts", [(0, 3), (3, 5), (5, 40), (40, 60), (60, 60)])

@@ -6,11 +6,11 @@ Only the small matrices G and R are kept, whatever the number of rows (the paper
 are fewer rows than columns the rows themselves are smaller still, and the solve happens on their side.
 
 G is rank-deficient in practice (dead units, duplicated features, few rows), so the pseudo-inverse is taken by iterated
-Tikhonov regularisation: with S = G over its mean diagonal, P = (S + delta I)^-1 and W <- W + (R - W S) P repeated, an
-eigen-direction of size e is weighed by 1 - (delta / (e + delta))^4. That is 1 on the well-determined part (singular
-values of a above a hundredth of the largest), and goes to 0 smoothly where the sums hold little but rounding. A smaller
-delta would resolve more directions and answer all of them less well: W would be large in those that are barely
-determined, and its rounding would reach the rest. No step looks at a value on the host.
+Tikhonov regularisation: with S = a'a, centred if there is a bias, over its mean diagonal, P = (S + delta I)^-1 and
+W <- W + (R - W S) P repeated, an eigen-direction of size e is weighed by 1 - (delta / (e + delta))^4. That is 1 on the
+well-determined part (singular values above a hundredth of the largest), and goes to 0 smoothly where the sums hold
+little but rounding. A smaller delta would resolve more directions and answer all of them less well: W would be large in
+those that are barely determined, and its rounding would reach the rest. No step looks at a value on the host.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-__all__ = ["Factor", "Gram", "cross", "with_ones"]
+__all__ = ["Factor", "Gram", "blocks", "cross", "with_ones"]
 
 DELTA = {  # by the dtypes of the weights and of the products
     (torch.float64, torch.float64): 1e-8,
@@ -41,7 +41,7 @@ BLOCK = 96  # columns of a block in the symmetric product; narrower ones cost mo
 
 @final
 class Gram:
-    """The sum G over all rows seen, kept in float64.
+    """The sums a'a and 1'a over all rows seen, kept in float64.
 
     Products in float64 (the default) give weights within 1e-10 of the SVD's on the well-determined part. Products in
     float32 cost half; they are for weights that the next sweep corrects.
@@ -49,32 +49,33 @@ class Gram:
 
     def __init__(self, columns: int, bias: bool, like: Tensor, products: torch.dtype = torch.float64) -> None:
         """Start with no rows; `columns` counts those of a, without the bias. `like` gives dtype and device."""
-        self.size = columns + bias
-        self.bias = bias
-        self.products = products
+        self.columns, self.bias, self.products = columns, bias, products
         self.delta = DELTA[like.dtype, products]
-        self.device = like.device
         self.count = 0
+        self.total = torch.zeros(columns, dtype=torch.float64, device=like.device)  # 1'a
         self._rows: list[Tensor] | None = []  # kept while they are fewer than the columns
-        self._upper: Tensor | None = None  # then the part of G on and above the diagonal, float64
+        self._upper: Tensor | None = None  # then a'a on and above the diagonal
 
     def accumulate(self, a: Tensor) -> None:
         """Add the rows a, shape (rows, columns)."""
         a = a.to(self.products)
         self.count += len(a)
+        if self.bias:
+            self.total += a.sum(0)
         if self._upper is not None:
-            _add_upper(self._upper, a, self.bias)
+            _add_upper(self._upper, a)
             return
         assert self._rows is not None
-        self._rows.append(with_ones(a) if self.bias else a.clone())
-        if self.count >= self.size:
+        self._rows.append(a.clone())
+        if self.count >= self.columns:
             self._collapse()
 
     def merge(self, other: Gram) -> None:
         """Add all rows that `other` has seen."""
-        assert (self.size, self.bias, self.products) == (other.size, other.bias, other.products)
+        assert (self.columns, self.bias, self.products) == (other.columns, other.bias, other.products)
         self.count += other.count
-        if self._rows is not None and other._rows is not None and self.count < self.size:
+        self.total += other.total
+        if self._rows is not None and other._rows is not None and self.count < self.columns:
             self._rows += other._rows
         else:
             self._collapse()
@@ -85,31 +86,36 @@ class Gram:
             self._upper += other._upper
 
     def matrix(self) -> Tensor:
-        """G itself, (size, size) in float64."""
+        """a'a, (columns, columns) in float64."""
         full = copy.copy(self)
         full._collapse()
         assert full._upper is not None
         return full._upper.triu() + full._upper.triu(1).T
 
     def factor(self, ridge: float | None = None) -> Factor:
-        """Factor once, solve many. `ridge`, relative to the mean diagonal of G, also shrinks W (not the bias)."""
+        """Factor once, solve many. `ridge`, relative to the mean diagonal of a'a, also shrinks W (not the bias).
+
+        With a bias the columns are centred first: their means belong to the bias, and far from zero they would drown
+        everything else.
+        """
+        mean = self.total / max(1, self.count)
         if self._rows and ridge is None:
-            A = torch.cat(self._rows).double()
+            A = torch.cat(self._rows).double() - mean
             scale = _column_scale(A.square().sum(0))
-            A = A * scale
-            Q, T = torch.linalg.qr(A.T)  # G = A'A = Q T T' Q'
-            return Factor(scale, T @ T.T, self.delta, Q)
+            Q, T = torch.linalg.qr((A * scale).T)  # C = A'A = Q T T' Q'
+            return Factor(self, mean, scale, T @ T.T, Q)
         G = self.matrix()
+        C = G - self.count * torch.outer(mean, mean)
         if ridge is not None:
-            G = G + _shrinkage(G.diagonal(), ridge, self.bias).diag()
-        scale = _column_scale(G.diagonal())
-        return Factor(scale, scale.unsqueeze(1) * G * scale, self.delta)
+            C = C + ridge * G.diagonal().mean() * torch.eye(self.columns, dtype=C.dtype, device=C.device)
+        scale = _column_scale(C.diagonal().clamp(min=0))
+        return Factor(self, mean, scale, scale.unsqueeze(1) * C * scale)
 
     def _collapse(self) -> None:
         if self._rows is not None:
-            self._upper = torch.zeros(self.size, self.size, dtype=torch.float64, device=self.device)
+            self._upper = torch.zeros(self.columns, self.columns, dtype=torch.float64, device=self.total.device)
             for rows in self._rows:
-                _add_upper(self._upper, rows, bias=False)
+                _add_upper(self._upper, rows)
             self._rows = None
 
 
@@ -117,17 +123,26 @@ class Gram:
 class Factor:
     """A factored Gram matrix: `solve(R)` is argmin_W sum ||z - W [a, 1]||^2 for R = sum z'[a, 1]."""
 
-    def __init__(self, scale: Tensor, S: Tensor, delta: float, Q: Tensor | None = None) -> None:
-        """`S` is the scaled G; with fewer rows than columns, G in an orthonormal basis Q of those rows."""
-        mean = S.diagonal().mean()
-        self.unit = torch.where(mean == 0, 1.0, mean)
+    def __init__(self, gram: Gram, mean: Tensor, scale: Tensor, S: Tensor, Q: Tensor | None = None) -> None:
+        """`S` is the centred and scaled a'a; with fewer rows than columns, in an orthonormal basis Q of those rows."""
+        diagonal = S.diagonal().mean()
+        self.unit = torch.where(diagonal == 0, 1.0, diagonal)
         self.S = S / self.unit
-        self.P = _shifted_inverse(self.S, delta)
-        self.scale, self.Q = scale, Q
+        self.P = _shifted_inverse(self.S, gram.delta)
+        self.mean, self.scale, self.Q = mean, scale, Q
+        self.count, self.bias, self.columns = gram.count, gram.bias, gram.columns
 
     def solve(self, R: Tensor) -> Tensor:
         """R G^+, float64."""
-        X = R.double() * (self.scale / self.unit)
+        R = R.double()
+        if not self.bias:
+            return self._solve_centred(R)
+        z_a, z_1 = R.narrow(1, 0, self.columns), R.narrow(1, self.columns, 1)
+        W = self._solve_centred(z_a - z_1 * self.mean)
+        return torch.cat([W, z_1 / max(1, self.count) - (W @ self.mean).unsqueeze(1)], dim=1)
+
+    def _solve_centred(self, R: Tensor) -> Tensor:
+        X = R * (self.scale / self.unit)
         if self.Q is not None:
             X = X @ self.Q
         W = X @ self.P
@@ -154,19 +169,16 @@ def with_ones(a: Tensor) -> Tensor:
     return torch.cat([a, torch.ones(len(a), 1, dtype=a.dtype, device=a.device)], dim=1)
 
 
-def _add_upper(G: Tensor, a: Tensor, bias: bool) -> None:
-    """G += [a, 1]'[a, 1] on and above the diagonal; by blocks, since torch has no symmetric product."""
+def _add_upper(G: Tensor, a: Tensor) -> None:
+    """G += a'a on and above the diagonal; by blocks, since torch has no symmetric product."""
     columns = a.shape[1]
-    for lo, hi in _blocks(columns):
+    for lo, hi in blocks(columns):
         block = a.narrow(1, lo, hi - lo).T @ a.narrow(1, lo, columns - lo)
         G.narrow(0, lo, hi - lo).narrow(1, lo, columns - lo).add_(block)
-    if bias:
-        last = G.select(1, columns)
-        last.narrow(0, 0, columns).add_(a.sum(0))
-        last.select(0, columns).add_(len(a))
 
 
-def _blocks(columns: int) -> list[tuple[int, int]]:
+def blocks(columns: int) -> list[tuple[int, int]]:
+    """How the columns are cut for the symmetric product."""
     count = max(1, min(4, columns // BLOCK))
     cuts = [round(columns * i / count) for i in range(count + 1)]
     return list(pairwise(cuts))
@@ -189,10 +201,3 @@ def _column_scale(diagonal: Tensor) -> Tensor:
     norm = diagonal.sqrt()
     up = (norm.max() * SMALLEST_COLUMN / norm).clamp(min=1.0)
     return torch.where(norm > 0, up, 1.0)  # an empty column (a dead unit) stays empty
-
-
-def _shrinkage(diagonal: Tensor, ridge: float, bias: bool) -> Tensor:
-    weights = len(diagonal) - bias
-    shrink = torch.zeros_like(diagonal)
-    shrink.narrow(0, 0, weights).add_(ridge * diagonal.narrow(0, 0, weights).mean())
-    return shrink
