@@ -87,6 +87,7 @@ class LBFGS(AbstractGradientMethod):
     def build(self) -> torch.optim.Optimizer:
         if self.batch_size is not None:
             raise ValueError(f"batch_size is {self.batch_size}, but LBFGS works on all rows at once; leave it None")
+        self._last: tuple[Tensor, float, list[Tensor | None]] | None = None
         return torch.optim.LBFGS(
             self.model.parameters(),
             max_iter=1,
@@ -100,7 +101,19 @@ class LBFGS(AbstractGradientMethod):
         self.epoch += 1
 
     def _closure(self) -> float:
-        """The mean loss, and its gradient left in the parameters, chunk by chunk."""
+        """The mean loss, with its gradient left in the parameters.
+
+        torch evaluates once more where its last step ended; that evaluation is remembered, not repeated.
+        """
+        at = torch.nn.utils.parameters_to_vector(self.model.parameters()).detach()
+        if self._last is None or not torch.equal(self._last[0], at):
+            self._last = at.clone(), self._evaluate(), [p.grad for p in self.model.parameters()]
+        for p, gradient in zip(self.model.parameters(), self._last[2], strict=True):
+            p.grad = gradient
+        return self._last[1]
+
+    def _evaluate(self) -> float:
+        """Loss and gradient over all rows, chunk by chunk."""
         self.optimiser.zero_grad()
         total = torch.zeros((), dtype=torch.float64, device=self.rows.x.device)
         for _, x, y in self.rows.chunks(CHUNK_ROWS):

@@ -18,9 +18,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
 
 import torch_admm
+from benchmarks.kernels import network
 
 Data = tuple[tuple[Any, Any], tuple[Any, Any]]
 
@@ -71,15 +71,8 @@ def svhn(folder: Path) -> Data:
     return part("train"), part("test")
 
 
-def network(widths: list[int]) -> nn.Sequential:
-    torch.manual_seed(0)
-    parts: list[nn.Module] = []
-    for i, inputs in enumerate(widths[:-1]):
-        parts += [nn.Linear(inputs, widths[i + 1]), nn.ReLU()]
-    return nn.Sequential(*parts[:-1])
-
-
 def run(name: str, data: Data, settings: dict[str, Any], seed: int, sweeps: int) -> dict[str, Any]:
+    torch.manual_seed(0)
     method = torch_admm.BregmanADMM("hinge", **settings)
     result = torch_admm.fit(
         network(NETS[name]), data[0], method, max_sweeps=sweeps, evaluate=data[1], seed=seed, sinks=()

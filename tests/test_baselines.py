@@ -54,6 +54,33 @@ def test_lbfgs_is_a_plain_loop() -> None:
         torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-8)
 
 
+def test_lbfgs_evaluates_no_point_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    counts: list[int] = []
+    evaluate = LBFGS._evaluate
+
+    def counted(self: LBFGS) -> float:
+        counts.append(1)
+        return evaluate(self)
+
+    monkeypatch.setattr(LBFGS, "_evaluate", counted)
+    fit(net(4, 8, 3), (X, Y), LBFGS("cross_entropy"), max_sweeps=8, sinks=())
+    mine = net(4, 8, 3)
+    optimiser = torch.optim.LBFGS(
+        mine.parameters(), max_iter=8, max_eval=999, history_size=20, line_search_fn="strong_wolfe"
+    )
+    seen: list[int] = []
+
+    def closure() -> torch.Tensor:
+        seen.append(1)
+        optimiser.zero_grad()
+        loss = nn.functional.cross_entropy(mine(X), Y)
+        loss.backward()
+        return loss
+
+    optimiser.step(closure)
+    assert len(counts) == len(seen)
+
+
 def test_batches_cover_every_row_once() -> None:
     rows = rows_of((X, Y), from_module(net(4, 8, 3), "cross_entropy"))
     epochs = [torch.cat([x for x, _ in rows.batches(33, 0, epoch)]) for epoch in (0, 0, 1)]

@@ -266,15 +266,59 @@ def test_gaussian_start_depends_on_the_seed_only() -> None:
     def start(seed: int, chunk_rows: int | None) -> Tensor:
         method = BregmanADMM("hinge", chunk_rows=chunk_rows)
         started(method, net(4, 16, 1), blobs(3000, 4), seed=seed)
+        assert abs(float((method.a[1] * method.z[1]).mean())) < 0.02
         return method.z[1]
 
     z = start(0, None)
     assert torch.equal(z, start(0, 17))
     assert not torch.equal(z, start(1, None))
+    assert not torch.equal(z, start(2**32, None))
     assert abs(float(z.mean())) < 0.02
     assert abs(float(z.std()) - 1) < 0.02
     corr = torch.corrcoef(torch.cat([z.T, z.roll(1, 0).T]))
     assert float((corr - torch.eye(32)).abs().max()) < 0.09  # 4.9 standard errors of 496 pairs
+
+
+@pytest.mark.parametrize("multiplier", ["paper", "consistent"])
+def test_warm_start_counts_the_sweeps_without_multiplier(multiplier: Literal["paper", "consistent"]) -> None:
+    method = BregmanADMM("hinge", warm_start=2, multiplier=multiplier)
+    started(method, net(4, 6, 1), blobs(50))
+    for expected in (False, False, True):
+        method.sweep()
+        assert bool(method.lam.any()) is expected
+
+
+def test_multiplier_none_keeps_it_zero() -> None:
+    method = BregmanADMM("hinge", warm_start=0, multiplier="none")
+    started(method, net(4, 6, 1), blobs(50))
+    method.sweep()
+    method.sweep()
+    assert not method.lam.any()
+
+
+def test_ridge_reaches_every_weight_step() -> None:
+    norms = []
+    for ridge in (None, 1.0):
+        method = BregmanADMM("hinge", ridge=ridge)
+        started(method, net(4, 6, 5, 1), blobs(50))
+        method.sweep()
+        norms.append([float(w[:, :-1].norm()) for w in method.W.values()])
+    assert all(shrunk < 0.8 * free for free, shrunk in zip(*norms, strict=True))
+
+
+def test_measures_are_root_mean_squares() -> None:
+    method = BregmanADMM("hinge", warm_start=0, chunk_rows=11)
+    _, rows = started(method, net(4, 6, 1, dtype=F64), blobs(50, 4, 2, F64))
+    method.sweep()
+    m = {1: with_ones(rows.x) @ method.W[1].T, 2: with_ones(method.a[1]) @ method.W[2].T}
+    z_m = torch.cat([(method.z[l] - m[l]).flatten() for l in m])
+    expected = {
+        "residual_z": float(z_m.square().mean().sqrt()),
+        "residual_a": float((method.a[1] - method.z[1].relu()).square().mean().sqrt()),
+        "multiplier": float(method.lam.square().mean().sqrt()),
+    }
+    assert method.measures() == pytest.approx(expected)
+    assert min(expected.values()) > 1e-3
 
 
 def test_model_start_is_the_forward_pass() -> None:

@@ -42,7 +42,18 @@ class Branded(nn.Sequential):
     [
         (nn.Linear(4, 2), 1),
         (nn.Sequential(nn.Linear(4, 2)), 1),
-        (nn.Sequential(nn.Flatten(), nn.Linear(4, 3), nn.Identity(), nn.ReLU(), nn.Dropout(0.0), nn.Linear(3, 2)), 2),
+        (
+            nn.Sequential(
+                nn.Flatten(),
+                nn.Linear(4, 3),
+                nn.Identity(),
+                nn.ReLU(),
+                nn.Dropout(0.0),
+                nn.AlphaDropout(0.0),
+                nn.Linear(3, 2),
+            ),
+            2,
+        ),
         (nn.Sequential(nn.Sequential(nn.Linear(4, 3), nn.ReLU()), nn.Sequential(nn.Sequential(nn.Linear(3, 2)))), 2),
         (nn.Sequential(nn.Linear(4, 3, bias=False), nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 2, bias=False)), 3),
         (nn.Sequential(OrderedDict(first=nn.Linear(4, 3), act=nn.ELU(), last=nn.Linear(3, 2))), 2),
@@ -120,6 +131,17 @@ def hooked() -> nn.Sequential:
     return model
 
 
+def patched() -> nn.Sequential:
+    model = sequence(nn.ReLU())
+    model[1].forward = torch.tanh
+    return model
+
+
+def frozen() -> nn.Sequential:
+    with torch.inference_mode():
+        return sequence(nn.ReLU())
+
+
 def mixed() -> nn.Sequential:
     return nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 1, dtype=torch.float64))
 
@@ -139,10 +161,12 @@ REFUSED: list[tuple[Any, str]] = [
     (sequence(nn.ReLU(), nn.ReLU()), r"nn\.ReLU at position 2 .* follows another activation \(1\); put an nn\.Linear"),
     (sequence(nn.Sequential(nn.ReLU(), Custom())), r"Custom at position 1\.1 .* own forward .*nn\.Sequential"),
     (sequence(nn.Linear(5, 3)), r"nn\.Linear at position 1 .* takes 5 inputs, but the layer before gives 3; make"),
-    (sequence(Scaled(3, 3)), r"Scaled at position 1 .* overrides the forward of nn\.Linear; register your own class"),
+    (sequence(Scaled(3, 3)), r"Scaled at position 1 .* overrides the forward of Linear; register your own class"),
     (sequence(nn.LazyLinear(3)), r"nn\.LazyLinear at position 1 .* no weights yet; run the model once"),
     (sequence(parametrizations.weight_norm(nn.Linear(3, 3))), r"ParametrizedLinear at position 1 .* parametrized"),
     (hooked(), r"nn\.ReLU at position 1 .* forward hooks.*; remove the hooks"),
+    (patched(), r"nn\.ReLU at position 1 .* forward was replaced on the object"),
+    (frozen(), r"nn\.Linear at position 0 .* inference tensors, which cannot be written"),
     (tied(), r"nn\.Linear at position 3 .* shares weights with position 1; give each layer its own"),
     (mixed(), r"mixes weights of torch\.float32 on cpu, torch\.float64 on cpu; bring them to one"),
     (nn.Sequential(nn.Linear(4, 3), nn.Sigmoid()), r"nn\.Sigmoid at position 1 .* output .* no activation.*; drop it"),

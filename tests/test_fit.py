@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import io
 import json
 import math
@@ -39,8 +40,8 @@ def test_history_and_result() -> None:
     result = fit(model, (x[:200], y[:200]), BregmanADMM(), evaluate=(x[200:], y[200:]), max_sweeps=5, sinks=())
     assert [row["sweep"] for row in result.history] == [0, 1, 2, 3, 4, 5]
     expected = {"sweep", "seconds", "loss", "train_accuracy", "test_loss", "test_accuracy"}
-    assert set(result.history[0]) == expected
-    assert set(result.history[-1]) == expected | {"residual_z", "residual_a", "multiplier"}
+    expected |= {"residual_z", "residual_a", "multiplier"}
+    assert all(set(row) == expected for row in result.history)
     assert all(b["seconds"] >= a["seconds"] for a, b in zip(result.history, result.history[1:], strict=False))
     assert (result.outcome, result.message) == (Outcome.MAX_SWEEPS, "all sweeps were made")
     with torch.no_grad():
@@ -156,6 +157,60 @@ def test_non_finite_in_a_real_sweep_names_the_layer() -> None:
     assert all(torch.isfinite(p).all() for p in result.model.parameters())
 
 
+def test_resuming_starts_from_the_state() -> None:
+    """Row 0 is the state's, not that of the model that came in, and a NaN falls back to it."""
+    method = BregmanADMM("hinge", gamma=1.0)
+    trained = fit(net(4, 6, 1), easy(), method, max_sweeps=15, sinks=(), restore_best=False)
+    again = fit(
+        net(4, 6, 1), easy(), BregmanADMM("hinge", gamma=1.0), max_sweeps=1, sinks=(), state=method.state_dict()
+    )
+    assert again.history[0]["loss"] == trained.history[-1]["loss"] != trained.history[0]["loss"]
+
+
+def test_loading_a_state_forgets_a_broken_sweep() -> None:
+    """Sums of an interrupted sweep do not leak into the next one."""
+    x, y = easy()
+    method = BregmanADMM("hinge", gamma=1.0)
+    fit(net(4, 6, 1), (x, y), method, max_sweeps=2, sinks=())
+    saved = {k: copy.deepcopy(v) for k, v in method.state_dict().items()}
+    method.sums[2].add(x[:, :1].expand(-1, 6), x[:, :1])  # as if Ctrl-C had come in the middle of a sweep
+    method.load_state_dict(saved)
+    method.step()
+    once = method.W[2].clone()
+    method.load_state_dict(saved)
+    method.step()
+    assert torch.equal(once, method.W[2])
+
+
+@pytest.mark.parametrize("name", ["rmse", "val_error", "Test_MAE"])
+def test_own_errors_are_minimised(name: str) -> None:
+    result, bias = play([5.0, 2.0, 3.0], evaluate=lambda m: {name: float(m.bias.detach())}, monitor=None)
+    assert (result.best[name], bias) == (2.0, 2.0)
+
+
+def test_residuals_can_be_monitored_and_stop_a_run() -> None:
+    rule = Tolerance(0.5, evaluations=1, key="residual_z")
+    result = fit(net(4, 6, 1), easy(), BregmanADMM(), max_sweeps=50, monitor="residual_z", stop=rule, sinks=())
+    assert result.outcome is Outcome.TOLERANCE
+    assert result.best["residual_z"] == min(row["residual_z"] for row in result.history)
+
+
+def test_training_runs_outside_autocast() -> None:
+    plain = fit(net(4, 6, 1), easy(), BregmanADMM("hinge", gamma=1.0), max_sweeps=5, sinks=(), restore_best=False)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        inside = fit(net(4, 6, 1), easy(), BregmanADMM("hinge", gamma=1.0), max_sweeps=5, sinks=(), restore_best=False)
+    for a, b in zip(plain.model.parameters(), inside.model.parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_refused_names_leave_an_old_log_alone(tmp_path: Path) -> None:
+    path = tmp_path / "run.jsonl"
+    path.write_text("an old run\n")
+    with pytest.raises(ValueError, match="monitor is 'auc'"):
+        play([1.0], monitor="auc", sinks=torch_admm.JSONLines(path))
+    assert path.read_text() == "an old run\n"
+
+
 def test_evaluate_every() -> None:
     result, _ = play([5.0, 4.0, 3.0, 2.0, 1.0], evaluate_every=2)
     assert [row["sweep"] for row in result.history] == [0, 2, 4, 5]
@@ -175,7 +230,9 @@ def test_own_evaluation_and_monitor() -> None:
 
 
 def test_unknown_monitor_lists_the_known() -> None:
-    with pytest.raises(ValueError, match="monitor is 'acc', which is not recorded; recorded are loss, train_r2"):
+    with pytest.raises(
+        ValueError, match="monitor is 'acc', which is not recorded; recorded are sweep, seconds, loss, train_r2"
+    ):
         play([1.0], monitor="acc")
 
 

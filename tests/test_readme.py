@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from benchmarks import readme
-from torch_admm import __version__
 
 ROOT = Path(__file__).parent.parent
 TEXT = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -21,12 +20,10 @@ def test_code_runs_as_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     names: dict[str, object] = {}
     for block in blocks:
         exec(compile(block, "README.md", "exec"), names)
-    first = blocks[0].split("evaluate=")[0]
-    assert "BregmanADMM" in first
     assert (tmp_path / "run.jsonl").exists()
 
 
-def test_first_example_reaches_what_it_says(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_first_example_reaches_what_it_says() -> None:
     import torch
 
     torch.manual_seed(0)
@@ -40,10 +37,10 @@ def test_tables_are_those_of_the_results() -> None:
     assert readme.rendered(TEXT) == TEXT, "run `make readme`"
 
 
-def test_changelog_and_contributing_are_linked() -> None:
-    for name in re.findall(r"\]\(([A-Z]+\.md)\)", TEXT):
-        assert (ROOT / name).exists()
-    assert __version__.count(".") == 2
+def test_linked_files_exist() -> None:
+    names = re.findall(r"\]\(([A-Z]+\.md)\)", TEXT)
+    assert names == ["CONTRIBUTING.md", "CHANGELOG.md"]
+    assert all((ROOT / name).exists() for name in names)
 
 
 def test_map_of_the_code_is_complete() -> None:

@@ -77,7 +77,7 @@ class BregmanADMM(AbstractMethod):
         self.gamma = per_layer("gamma", self._gamma, L - 1)
         self.problem, self.rows, self.sweeps = problem, rows, 0
         widest = max(layer.map.outputs for layer in problem.layers.values())
-        self.size = self.chunk_rows or max(256, CHUNK_ENTRIES // widest)
+        self.size = min(self.chunk_rows or max(256, CHUNK_ENTRIES // widest), rows.count)
         # the output step makes nothing as wide as a hidden layer, unless it has to convert one
         converts = self.state_dtype not in (None, problem.dtype)
         self.output_size = self.size if converts else self.size * max(1, min(16, widest // problem.outputs))
@@ -168,6 +168,8 @@ class BregmanADMM(AbstractMethod):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Copy a state into this run; shapes must be those of this problem and these rows."""
         for name, mine in (("W", self.W), ("a", self.a), ("z", self.z), ("lam", {0: self.lam})):
+            if name not in state:
+                raise ValueError(f"state has no {name!r}; one that BregmanADMM.state_dict() gave is expected")
             theirs = state[name] if name != "lam" else {0: state["lam"]}
             for l, tensor in mine.items():
                 if l not in theirs or theirs[l].shape != tensor.shape:
@@ -175,7 +177,7 @@ class BregmanADMM(AbstractMethod):
                     raise ValueError(f"state: {name}[{l}] is {came}; {tuple(tensor.shape)} is expected")
                 tensor.copy_(theirs[l])
         self.sweeps = int(state["sweeps"])
-        self.sums[1] = self._empty_sums(1, self.sums[1].factor)
+        self.sums = {l: self._empty_sums(l, self.sums[l].factor) for l in self.sums}
         self._add_all(1)
 
     def _target(self, l: int, rows: slice) -> Tensor:
@@ -199,7 +201,8 @@ class BregmanADMM(AbstractMethod):
 
     def _factor_data(self) -> Factor:
         gram = self.problem.layers[1].map.gram(self.W[1], torch.float64)
-        for chunk in self.rows.chunks(self.size):
+        size = min(self.size, max(1, CHUNK_ENTRIES // self.problem.inputs))  # each is converted to float64
+        for chunk in self.rows.chunks(size):
             gram.accumulate(chunk.x)
         return gram.factor(self.ridge)
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, final
 
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from .arguments import positive_int
 from .bregman import BregmanADMM
-from .data import Rows, rows_of
+from .data import Rows, pair_of, rows_of
 from .method import AbstractMethod
 from .problem import Problem, Weights, from_module
 from .record import AbstractSink, Clock, ProgressBar, Row
@@ -49,8 +49,8 @@ def fit(
     evaluate: Any = None,
     evaluate_every: int = 1,
     monitor: str | None = None,
-    stop: AbstractStop | Iterable[AbstractStop] = (),
-    sinks: AbstractSink | Iterable[AbstractSink] | None = None,
+    stop: AbstractStop | Sequence[AbstractStop] = (),
+    sinks: AbstractSink | Sequence[AbstractSink] | None = None,
     seed: int = 0,
     restore_best: bool = True,
     state: dict[str, Any] | None = None,
@@ -62,19 +62,20 @@ def fit(
     - `evaluate`: held-out (X, y), recorded as test_loss and test_<metric>, or a function of the model that returns a
       dict of numbers. Every `evaluate_every` sweeps one row is recorded, with the clock standing still.
     - `monitor`: the recorded name that tells which row is best. Default: the test metric, else the first number of
-      your own `evaluate`, else the training metric. Choosing by test data flatters the result on that data: for an
-      honest figure hold out a third set.
+      your own `evaluate`, else the training metric. Smaller is better for residuals and for names that end in loss,
+      error, mse, rmse, mae or nll, larger for all others. Choosing by test data flatters the result on that data: for
+      an honest figure hold out a third set.
     - `stop`: rules (Target, Tolerance, Patience, TimeBudget), looked at after each recorded row.
     - `sinks`: where rows go as they come (ProgressBar, JSONLines, TensorBoard); None shows a bar in a terminal.
     - `restore_best`: leave the model at its best recorded row; False leaves it at the last.
-    - `state`: go on from what `result.method.state_dict()` gave.
+    - `state`: go on from what `result.method.state_dict()` gave; sweeps, seconds and history count from here.
 
-    Arguments are checked before anything in the model changes. Ctrl-C ends the run and returns what there is.
+    Arguments are checked before anything in the model changes. Training runs outside autocast, whatever surrounds it.
+    Ctrl-C ends the run and returns what there is, once the first row has been recorded.
     """
-    max_sweeps, evaluate_every = (
-        positive_int("max_sweeps", max_sweeps),
-        positive_int("evaluate_every", evaluate_every),
-    )
+    max_sweeps = positive_int("max_sweeps", max_sweeps)
+    every = positive_int("evaluate_every", evaluate_every)
+    seed = positive_int("seed", seed, least=0)
     if batch_size is not None:
         batch_size = positive_int("batch_size", batch_size)
     stops = _several("stop", stop, AbstractStop)
@@ -86,17 +87,13 @@ def fit(
     rows = rows_of(data, problem)
     judge = _Judge(problem, rows, evaluate, monitor)
     clock = Clock()
-    with clock:
-        method.init(problem, rows, batch_size=batch_size, seed=positive_int("seed", seed, least=0))
+    with clock, _outside_autocast(problem.device):
+        method.init(problem, rows, batch_size=batch_size, seed=seed)
         if state is not None:
             method.load_state_dict(state)
-    with ExitStack() as stack:
-        for outlet in outlets:
-            outlet.open(max_sweeps)
-            stack.callback(outlet.close)
-        run = _Run(method, judge, clock, stops, outlets, evaluate_every)
-        run.best_weights = run.last_weights = problem.read()
-        outcome, message = run.loop(max_sweeps)
+            problem.write(method.weights())
+    run = _Run(method, judge, clock, stops, outlets, every)
+    outcome, message = run.loop(max_sweeps)
     problem.write(run.best_weights if restore_best or outcome is Outcome.NON_FINITE else run.last_weights)
     return Result(model, outcome, message, run.history, run.best, method)
 
@@ -118,38 +115,48 @@ class _Run:
     last_weights: Weights = field(default_factory=dict)  # whole, even if Ctrl-C came while they were being written
 
     def loop(self, max_sweeps: int) -> tuple[Outcome, str]:
-        try:
-            outcome = self.record(0)
-            for sweep in range(1, max_sweeps + 1):
+        self.last_weights = self.judge.problem.read()
+        outcome = self.record(0)  # before the sinks open: it refuses names that are not recorded
+        with ExitStack() as stack:
+            for sink in self.sinks:
+                sink.open(max_sweeps)
+                stack.callback(sink.close)
+            self.tell(self.history[0])
+            try:
+                return self.sweeps(max_sweeps) if outcome is None else (outcome, str(outcome))
+            except KeyboardInterrupt:
+                return Outcome.INTERRUPTED, str(Outcome.INTERRUPTED)
+
+    def sweeps(self, max_sweeps: int) -> tuple[Outcome, str]:
+        for sweep in range(1, max_sweeps + 1):
+            with self.clock, _outside_autocast(self.judge.problem.device):
+                self.method.step()
+                W = self.method.weights()
+                broken = _non_finite(W)  # waits for the device, so it belongs inside the clock
+            if broken:
+                message = f"{Outcome.NON_FINITE}: layer {broken[0]}, sweep {sweep}"
+                warnings.warn(f"{message}; the model is left at its best finite weights", RuntimeWarning, stacklevel=5)
+                return Outcome.NON_FINITE, message
+            self.last_weights = dict(W)
+            self.judge.problem.write(W)
+            if sweep % self.every == 0 or sweep == max_sweeps:
+                outcome = self.record(sweep)
+                self.tell(self.history[-1])
                 if outcome is not None:
                     return outcome, str(outcome)
-                with self.clock:
-                    self.method.step()
-                    W = self.method.weights()
-                    broken = _non_finite(W)  # waits for the device, so it belongs inside the clock
-                if broken:
-                    message = f"{Outcome.NON_FINITE}: layer {broken[0]}, sweep {sweep}"
-                    warnings.warn(f"{message}; the model is left at its best finite weights", RuntimeWarning, 3)
-                    return Outcome.NON_FINITE, message
-                self.last_weights = dict(W)
-                self.judge.problem.write(W)
-                if sweep % self.every == 0 or sweep == max_sweeps:
-                    outcome = self.record(sweep)
-            return outcome or Outcome.MAX_SWEEPS, str(outcome or Outcome.MAX_SWEEPS)
-        except KeyboardInterrupt:
-            return Outcome.INTERRUPTED, str(Outcome.INTERRUPTED)
+        return Outcome.MAX_SWEEPS, str(Outcome.MAX_SWEEPS)
 
     def record(self, sweep: int) -> Outcome | None:
-        row: Row = {"sweep": sweep, "seconds": self.clock.seconds, **self.judge.judge()}
-        if sweep:
-            row |= self.method.measures()
+        row = self.judge.judge({"sweep": sweep, "seconds": self.clock.seconds, **self.method.measures()})
         key = self.judge.monitor
         if not self.best or is_better(key, row[key], self.best[key]):
             self.best, self.best_weights = row, self.judge.problem.read()
         self.history.append(row)
+        return next((o for rule in self.stops if (o := rule.check(self.history, key)) is not None), None)
+
+    def tell(self, row: Row) -> None:
         for sink in self.sinks:
             sink.write(row)
-        return next((o for rule in self.stops if (o := rule.check(self.history, key)) is not None), None)
 
 
 @final
@@ -169,15 +176,19 @@ class _Judge:
         assert self._monitor is not None
         return self._monitor
 
-    def judge(self) -> Row:
-        row: Row = {}
+    def judge(self, row: Row) -> Row:
+        """`row` with the model's figures added."""
         for prefix, rows in self.sets.items():
             z = self.output(rows)
             row["loss" if prefix == "train_" else f"{prefix}loss"] = float(self.problem.loss(z, rows.y).double().mean())
             row[f"{prefix}{self.problem.loss.metric}"] = self.problem.loss.score(z, rows.y)
-        own = {k: float(v) for k, v in self.custom(self.problem.model).items()} if self.custom else {}
+        own = self.custom(self.problem.model) if self.custom else {}
+        if not isinstance(own, Mapping) or not row.keys().isdisjoint(own):
+            raise ValueError(
+                f"evaluate returned {own!r}; a dict of numbers is expected, by other names than {list(row)}"
+            )
         self._monitor = self._monitor or next(iter(own), f"train_{self.problem.loss.metric}")
-        row |= own
+        row |= {k: float(v) for k, v in own.items()}
         if self._monitor not in row:
             raise ValueError(f"monitor is {self._monitor!r}, which is not recorded; recorded are {', '.join(row)}")
         return row
@@ -189,19 +200,25 @@ class _Judge:
 
 def _default_method(model: nn.Module, data: Any) -> AbstractMethod:
     """Floating targets: squared error. Classes: the paper's hinge for one output, one a class for several."""
-    targets = torch.as_tensor(data[1]) if isinstance(data, tuple | list) and len(data) == 2 else torch.empty(0)
-    if targets.is_floating_point():
+    if pair_of(data)[1].is_floating_point():
         return BregmanADMM("squared")
     single = from_module(model, "squared").outputs == 1
     return BregmanADMM("hinge" if single else "one_vs_rest_hinge")
 
 
 def _several(name: str, value: Any, kind: type[Any]) -> list[Any]:
-    values = [value] if isinstance(value, kind) else list(value)
+    values = list(value) if isinstance(value, list | tuple) else [value]
     for v in values:
         if not isinstance(v, kind):
             raise ValueError(f"{name} has {v!r}; objects of {kind.__name__} are expected")
     return values
+
+
+@contextmanager
+def _outside_autocast(device: torch.device) -> Iterator[None]:
+    """Sums and solves in half precision would train nothing."""
+    with torch.autocast(device.type, enabled=False) if torch.is_autocast_enabled(device.type) else nullcontext():
+        yield
 
 
 def _non_finite(W: Weights) -> list[int]:

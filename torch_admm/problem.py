@@ -24,11 +24,12 @@ __all__ = ["Layer", "Problem", "Weights", "from_module", "to_module"]
 Weights = dict[int, Tensor]  # [W_l, b_l], keyed 1..L
 
 IDENTITY = PiecewiseLinear([Piece(1.0, 0.0)])
+DROPOUTS = (nn.Dropout, nn.AlphaDropout, nn.FeatureAlphaDropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
 
 
 @dataclass(frozen=True)
 class Layer:
-    """m = W a + b, then h(z); the last layer's h is never applied."""
+    """m = W a + b, then h(z); the last layer has no h."""
 
     map: AbstractLinearMap
     h: AbstractActivation
@@ -69,9 +70,10 @@ class Problem:
     def forward(self, W: Weights, x: Tensor) -> Tensor:
         """The network's output z_L under the weights W."""
         for l, layer in self.layers.items():
-            m = layer.map.forward(W[l], x)
-            x = layer.h(m)
-        return m
+            x = layer.map.forward(W[l], x)
+            if l < self.L:
+                x = layer.h(x)
+        return x
 
 
 def from_module(model: nn.Module, loss: Any) -> Problem:
@@ -142,7 +144,7 @@ def _look_up(registry: Any, where: str, part: nn.Module) -> Any:
     """What the registry makes of `part`; a subclass with a forward of its own is another function altogether."""
     found = next(c for c in type(part).__mro__ if c in registry.registry or c is nn.Module)
     if found is not nn.Module and type(part).forward is not found.forward:  # type: ignore[attr-defined]
-        _refuse(where, part, f"it overrides the forward of nn.{found.__name__}", REGISTER)
+        _refuse(where, part, f"it overrides the forward of {found.__name__}", REGISTER)
     try:
         return registry(part)
     except ValueError as error:
@@ -211,7 +213,7 @@ def _(part: nn.Module) -> tuple[str, str]:
 
 
 def _is_transparent(part: nn.Module) -> bool:
-    return type(part) is nn.Identity or (type(part) is nn.Dropout and part.p == 0)
+    return type(part) is nn.Identity or (isinstance(part, DROPOUTS) and type(part) in DROPOUTS and part.p == 0)
 
 
 def _is_flatten(part: nn.Module) -> bool:
@@ -227,6 +229,10 @@ def _check_widths(where: str, part: nn.Module, before: AbstractLinearMap, after:
 def _refuse_strange(where: str, part: nn.Module) -> None:
     if any(nn.parameter.is_lazy(p) for p in part._parameters.values() if p is not None):
         _refuse(where, part, "it has no weights yet", "run the model once on a batch to create them")
+    if any(p.is_inference() for p in part._parameters.values() if p is not None):
+        _refuse(where, part, "its weights are inference tensors, which cannot be written", "build it outside that mode")
+    if "forward" in vars(part):
+        _refuse(where, part, "its forward was replaced on the object", "make it a class of its own and register that")
     if parametrize.is_parametrized(part):
         _refuse(
             where,

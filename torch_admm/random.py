@@ -26,7 +26,7 @@ def gaussian(rows: slice, columns: int, seed: int, stream: int, like: Tensor) ->
 
 def _uniform(rows: slice, columns: int, seed: int, stream: int, like: Tensor) -> Tensor:
     """Uniform in (0, 1]."""
-    key = _mix_int(_mix_int(seed) ^ stream)
+    key = _mix_int(_mix_int(_mix_int(seed >> 32) ^ seed) ^ stream)
     row = torch.arange(rows.start, rows.stop, dtype=torch.int64, device=like.device)
     column = torch.arange(columns, dtype=torch.int32, device=like.device)
     row = _mix(_mix((row >> 32).to(torch.int32) ^ _signed(key)) ^ (row & 0xFFFFFFFF).to(torch.int32))

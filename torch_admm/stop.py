@@ -1,4 +1,4 @@
-"""Outcomes of a run, and the rules that end it. A rule looks at the history only, so a resumed run stops alike."""
+"""Outcomes of a run, and the rules that end it by looking at its history."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import abc
 import enum
 import math
 from collections.abc import Sequence
+from numbers import Real
 from typing import final
 
 from .arguments import positive, positive_int
@@ -29,11 +30,14 @@ class Outcome(enum.Enum):
         return self.value
 
 
+FALLING = ("loss", "error", "mse", "rmse", "mae", "nll")
+
+
 def is_better(key: str, value: float, than: float) -> bool:
-    """Losses and residuals fall, metrics rise; NaN is never better, and anything is better than NaN."""
+    """Smaller is better for residuals and for names that end as in FALLING, larger for all others; NaN never is."""
     if math.isnan(value) or math.isnan(than):
         return not math.isnan(value)
-    return value < than if key.endswith("loss") or key.startswith("residual") else value > than
+    return value < than if key.lower().endswith(FALLING) or key.startswith("residual") else value > than
 
 
 class AbstractStop(abc.ABC):
@@ -56,9 +60,10 @@ class Target(AbstractStop):
 
     def __init__(self, value: float, key: str | None = None) -> None:
         """`value` in the metric's own unit: an accuracy of 95 % is 0.95."""
-        if not isinstance(value, int | float) or math.isnan(value):
+        if not isinstance(value, Real) or math.isnan(value):
             raise ValueError(f"value is {value!r}; a number is expected")
-        self.value, self.key = float(value), key
+        self.value: float = float(value)
+        self.key: str | None = key
 
     def check(self, history: Sequence[Row], monitor: str) -> Outcome | None:
         key = self.key or monitor

@@ -1,5 +1,5 @@
 """Rows of data, in memory."""
 
-from .rows import Chunk, Rows, rows_of, take
+from .rows import Chunk, Rows, pair_of, rows_of, take
 
-__all__ = ["Chunk", "Rows", "rows_of", "take"]
+__all__ = ["Chunk", "Rows", "pair_of", "rows_of", "take"]
