@@ -64,15 +64,21 @@ def products(method: torch_admm.BregmanADMM, x: Tensor, chunk: int) -> Callable[
     R = {l: torch.empty(sorted(w.shape)) for l, w in W.items()}
     G = {l: [torch.empty(hi - lo, w.shape[1] - lo) for lo, hi in blocks(w.shape[1])] for l, w in W.items()}
 
+    def forward(before: Tensor, l: int) -> None:
+        if len(W[l]) == 1:  # several times faster than a product with one column
+            torch.mv(before, W[l][0], out=m[l].view(-1))
+        else:
+            torch.mm(before, W[l].T, out=m[l])
+
     def run() -> None:
         for start in range(0, len(x) - chunk + 1, chunk):
             for l in range(1, L + 1):
                 before, after = a[l - 1][start : start + chunk], z[l][start : start + chunk]
-                torch.mm(before, W[l].T, out=m[l])
+                forward(before, l)
                 thin, wide = sorted((before, after), key=lambda t: t.shape[1])
                 torch.mm(thin.T, wide, out=R[l])
                 if l > 1:
-                    torch.mm(before, W[l].T, out=m[l])
+                    forward(before, l)
                     torch.mm(m[l], W[l], out=back[l])
                     for out, (lo, hi) in zip(G[l], blocks(before.shape[1]), strict=True):
                         torch.mm(before[:, lo:hi].T, before[:, lo:], out=out)

@@ -33,6 +33,9 @@ __all__ = [
 ]
 
 
+HUGE = 1e30  # below the largest float32 by as much as entries may be large
+
+
 class AbstractActivation(abc.ABC):
     """An entrywise function h with a global minimiser for the z step."""
 
@@ -121,8 +124,9 @@ class ReLU(AbstractActivation):
     For m < 0 the vertex p = (gamma a + beta m) / (gamma + beta) of the right piece costs
     gamma beta / (gamma + beta) (a - m)^2 and z = m costs gamma a^2, so p wins exactly when a > 0 and
     (a - m) r < a with r = sqrt(beta / (beta + gamma)), that is m > -k a with k = (1 - r) / r. For m >= 0 the
-    answer is max(p, 0). So z = max(right ? p : m, min(m, 0)) with right = m + k max(a, 0) > 0: where m < 0 and right
-    holds, p is positive. The choice is a lerp by a mask of floats, several times faster on a CPU than torch.where.
+    answer is max(p, 0). So with t = m + k max(a, 0), z = max(p, min(m, 0)) where t > 0 (where m < 0 too, p is
+    positive), else z = m <= 0. Adding a huge multiple of min(t, 0) to p makes that one formula, several times faster on
+    a CPU than torch.where: only where t is 0 to 30 digits, and the two costs are equal, may the choice differ.
     """
 
     exact = True
@@ -133,9 +137,10 @@ class ReLU(AbstractActivation):
     def minimise(self, a: Tensor, m: Tensor, beta: float, gamma: float, out: Tensor | None = None) -> Tensor:
         """argmin_z gamma (a - max(z, 0))^2 + beta (z - m)^2."""
         r = math.sqrt(beta / (beta + gamma))
+        p = gamma / (gamma + beta)
         z = torch.clamp_min(a, 0, out=out)
-        right = torch.gt(torch.add(m, z, alpha=(1 - r) / r, out=z), 0, out=z)
-        z = torch.lerp(m, a, right.mul_(gamma / (gamma + beta)), out=z)
+        z = torch.add(m, z, alpha=(1 - r) / r, out=z).clamp_max_(0).mul_(HUGE)
+        z = z.add_(m, alpha=1 - p).add_(a, alpha=p)
         return torch.maximum(z, torch.clamp_max(m, 0, out=None if out is None else m), out=z)
 
     def __repr__(self) -> str:

@@ -36,6 +36,7 @@ TRIES, JITTER = (
     100.0,
 )  # delta, 100 delta and 10000 delta are tried at once; the smallest that factors is taken
 SMALLEST_COLUMN = 0.01  # smaller columns are scaled up to this part of the largest: raw features differ by 1e12
+PENDING_ROWS = {torch.float32: 4096, torch.float64: 1}  # summed by the products themselves, which is fast but coarser
 BLOCK = 96  # columns of a block in the symmetric product; narrower ones cost more than they save
 
 
@@ -55,6 +56,8 @@ class Gram:
         self.total = torch.zeros(columns, dtype=torch.float64, device=like.device)  # 1'a
         self._rows: list[Tensor] | None = []  # kept while they are fewer than the columns
         self._upper: Tensor | None = None  # then a'a on and above the diagonal
+        self._pending: list[Tensor] = []  # blocks of it, not yet added, over a few thousand rows
+        self._pending_rows = 0
 
     def accumulate(self, a: Tensor) -> None:
         """Add the rows a, shape (rows, columns)."""
@@ -62,13 +65,13 @@ class Gram:
         self.count += len(a)
         if self.bias:
             self.total += a.sum(0)
-        if self._upper is not None:
-            _add_upper(self._upper, a)
-            return
-        assert self._rows is not None
-        self._rows.append(a.clone())
-        if self.count >= self.columns:
-            self._collapse()
+        if self._upper is None:
+            assert self._rows is not None
+            self._rows.append(a.clone())
+            if self.count >= self.columns:
+                self._collapse()
+        else:
+            self._add(a)
 
     def merge(self, other: Gram) -> None:
         """Add all rows that `other` has seen."""
@@ -79,18 +82,16 @@ class Gram:
             self._rows += other._rows
         else:
             self._collapse()
-            other = copy.copy(other)
-            other._collapse()
             assert self._upper is not None
-            assert other._upper is not None
-            self._upper += other._upper
+            self._upper += other.matrix().triu()
 
     def matrix(self) -> Tensor:
         """a'a, (columns, columns) in float64."""
-        full = copy.copy(self)
-        full._collapse()
-        assert full._upper is not None
-        return full._upper.triu() + full._upper.triu(1).T
+        whole = copy.copy(self)  # what it keeps stays as it is
+        whole._upper = None if self._upper is None else self._upper.clone()
+        whole._collapse()
+        assert whole._upper is not None
+        return whole._upper.triu() + whole._upper.triu(1).T
 
     def factor(self, ridge: float | None = None) -> Factor:
         """Factor once, solve many. `ridge`, relative to the mean diagonal of a'a, also shrinks W (not the bias).
@@ -112,11 +113,31 @@ class Gram:
         return Factor(self, mean, scale, scale.unsqueeze(1) * C * scale)
 
     def _collapse(self) -> None:
+        """Turn kept rows into sums, and add up what is pending."""
         if self._rows is not None:
             self._upper = torch.zeros(self.columns, self.columns, dtype=torch.float64, device=self.total.device)
-            for rows in self._rows:
-                _add_upper(self._upper, rows)
-            self._rows = None
+            rows, self._rows = self._rows, None
+            for a in rows:
+                self._add(a)
+        self._flush()
+
+    def _add(self, a: Tensor) -> None:
+        """a'a on and above the diagonal, by blocks, since torch has no symmetric product."""
+        sides = [(a.narrow(1, lo, hi - lo).T, a.narrow(1, lo, self.columns - lo)) for lo, hi in blocks(self.columns)]
+        if self._pending:
+            for block, (left, right) in zip(self._pending, sides, strict=True):
+                block.addmm_(left, right)
+        else:
+            self._pending = [left @ right for left, right in sides]
+        self._pending_rows += len(a)
+        if self._pending_rows >= PENDING_ROWS[self.products]:
+            self._flush()
+
+    def _flush(self) -> None:
+        assert self._upper is not None
+        for block, (lo, hi) in zip(self._pending, blocks(self.columns), strict=False):
+            self._upper.narrow(0, lo, hi - lo).narrow(1, lo, self.columns - lo).add_(block)
+        self._pending, self._pending_rows = [], 0
 
 
 @final
@@ -167,14 +188,6 @@ def cross(R: Tensor, z: Tensor, a: Tensor, bias: bool) -> None:
 def with_ones(a: Tensor) -> Tensor:
     """[a, 1]."""
     return torch.cat([a, torch.ones(len(a), 1, dtype=a.dtype, device=a.device)], dim=1)
-
-
-def _add_upper(G: Tensor, a: Tensor) -> None:
-    """G += a'a on and above the diagonal; by blocks, since torch has no symmetric product."""
-    columns = a.shape[1]
-    for lo, hi in blocks(columns):
-        block = a.narrow(1, lo, hi - lo).T @ a.narrow(1, lo, columns - lo)
-        G.narrow(0, lo, hi - lo).narrow(1, lo, columns - lo).add_(block)
 
 
 def blocks(columns: int) -> list[tuple[int, int]]:

@@ -39,6 +39,8 @@ class Dense(AbstractLinearMap):
             return torch.mm(a, W.T, out=out)
         if self.inputs < self.outputs:  # a column of ones is cheaper than a pass over m; addmm makes two
             return torch.mm(gram.with_ones(a), W.T, out=out)
+        if self.outputs == 1 and out is None:
+            return torch.mv(a, W.select(0, 0).narrow(0, 0, self.inputs)).add_(W.select(1, self.inputs)).unsqueeze(1)
         return torch.mm(a, self._matrix(W).T, out=out).add_(_packed(W.select(1, self.inputs)))
 
     def gram(self, like: Tensor, products: torch.dtype = torch.float64) -> gram.Gram:
