@@ -42,7 +42,7 @@ def _refuse(spec: object, advice: str) -> NoReturn:
     kind = type(spec).__name__
     raise ConversionError(
         f"{kind} cannot be the loss: the argmin of loss(z, y) + beta ||z - v||^2 is not known; {advice}. "
-        f"For an AbstractLoss of your own: loss_of.register({kind}, lambda criterion: MyLoss(...))"
+        f"For an AbstractLoss of your own: torch_admm.loss_of.register({kind}, lambda criterion: MyLoss(...))"
     )
 
 
@@ -55,7 +55,7 @@ def _(spec: AbstractLoss) -> AbstractLoss:
 def _(spec: str) -> AbstractLoss:
     if spec not in LOSSES:
         raise ConversionError(
-            f"unknown loss {spec!r}; known: {_known()}. For one of your own: LOSSES[{spec!r}] = MyLoss"
+            f"unknown loss {spec!r}; known: {_known()}. For one of your own: torch_admm.losses.LOSSES[{spec!r}] = MyLoss"
         )
     return LOSSES[spec]()
 
