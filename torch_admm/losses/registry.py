@@ -55,7 +55,8 @@ def _(spec: AbstractLoss) -> AbstractLoss:
 def _(spec: str) -> AbstractLoss:
     if spec not in LOSSES:
         raise ConversionError(
-            f"unknown loss {spec!r}; known: {_known()}. For one of your own: torch_admm.losses.LOSSES[{spec!r}] = MyLoss"
+            f"unknown loss {spec!r}; known: {_known()}. "
+            f"For one of your own: torch_admm.losses.LOSSES[{spec!r}] = MyLoss"
         )
     return LOSSES[spec]()
 
