@@ -18,17 +18,26 @@ __all__ = ["Sums"]
 class Sums:
     """G = sum [a, 1]'[a, 1] and R = sum z'[a, 1] of one layer, added chunk by chunk, solved once, then empty again.
 
-    Products are in the dtype of the weights and added up in float64. A `factor` that is given stands in for G: the data
+    Products are in the dtype `products` and added up in float64. A `factor` that is given stands in for G: the data
     never change, so theirs is taken once.
     """
 
-    def __init__(self, linear: AbstractLinearMap, W: Tensor, ridge: float | None, factor: Factor | None = None) -> None:
+    def __init__(
+        self,
+        linear: AbstractLinearMap,
+        W: Tensor,
+        *,
+        ridge: float | None,
+        products: torch.dtype,
+        factor: Factor | None = None,
+    ) -> None:
         """`W` gives shape, dtype and device."""
-        self.linear, self.like, self.ridge, self.factor = linear, W, ridge, factor
+        self.linear, self.like, self.ridge, self.products, self.factor = linear, W, ridge, products, factor
         self._clear()
 
     def add(self, a: Tensor, z: Tensor) -> None:
         """Add rows of the layer's inputs a and of its targets z."""
+        a, z = a.to(self.products), z.to(self.products)
         self.linear.cross(self.R, z, a)
         if self.factor is None:
             self.gram.accumulate(a)
@@ -41,4 +50,4 @@ class Sums:
 
     def _clear(self) -> None:
         self.R = torch.zeros(self.like.shape, dtype=torch.float64, device=self.like.device)
-        self.gram = self.linear.gram(self.like, products=self.like.dtype)
+        self.gram = self.linear.gram(self.like, products=self.products)
