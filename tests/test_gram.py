@@ -152,13 +152,12 @@ def test_ridge_shrinks_weights_but_not_the_bias() -> None:
 @pytest.mark.parametrize(("cond", "rank"), [(30.0, None), (1e4, None), (1e8, None), (1e16, None), (10.0, 7)])
 @pytest.mark.parametrize("shape", [(2000, 50), (300, 200), (30, 100)], ids=str)
 def test_float32_products_are_good_enough_for_a_sweep(shape: tuple[int, int], cond: float, rank: int | None) -> None:
-    """A sweep of a float32 net uses them: always finite, of moderate size, and 1e-4 where singular values are near."""
+    """A sweep of a float32 net uses them: finite, of moderate size, within 1e-3; 1e-4 if singular values are near."""
     A, Z = problem(*shape, cond, torch.float32, rank)
     W = solved(A, Z, chunk=256, products=torch.float32)
     assert torch.isfinite(W).all()
     assert float(W.abs().max()) < 1e4
-    if cond <= 30:
-        assert distance(W, A, Z) < 1e-4
+    assert distance(W, A, Z) < (1e-4 if cond <= 30 else 1e-3)
 
 
 def test_nan_gives_nan_not_an_exception() -> None:
