@@ -143,7 +143,6 @@ SETTINGS: list[tuple[Callable[[], Any], str]] = [
     (lambda: BregmanADMM(multiplier="full"), r"multiplier is 'full'; one of 'paper', 'consistent', 'none'"),  # type: ignore[arg-type]
     (lambda: BregmanADMM(init="zeros"), r"init is 'zeros'; one of 'gaussian', 'model'"),  # type: ignore[arg-type]
     (lambda: BregmanADMM(state_dtype=torch.int8), r"state_dtype is torch\.int8; one of None, torch\.float32"),
-    (lambda: BregmanADMM(products=torch.float32), r"products is torch\.float32; one of None, torch\.float64"),
     (lambda: BregmanADMM("hinges"), r"'hinges'.*cross_entropy.*hinge.*squared"),
     (lambda: SGD("hinge", lr=-1), r"lr is -1; a finite number above 0"),
     (lambda: Patience(0), r"evaluations is 0; a whole number of at least 1"),

@@ -8,7 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from torch_admm import map_of
 from torch_admm.gram import Gram, cross, with_ones
+from torch_admm.sums import FLOAT32_ROWS, Sums
 
 WELL_DETERMINED = 1e-2  # singular values above this part of the largest
 BOUND = {torch.float32: 1e-5, torch.float64: 1e-10}
@@ -38,7 +40,7 @@ def solved(
     R = torch.zeros(Z.shape[1], A.shape[1] + bias, dtype=torch.float64)
     for a, z in zip(A.split(chunk), Z.split(chunk), strict=True):
         gram.accumulate(a)
-        cross(R, z.to(products), a.to(products), bias)
+        R += cross(z.to(products), a.to(products), bias)
     return gram.factor(ridge).solve(R).to(A.dtype)
 
 
@@ -130,7 +132,7 @@ def test_merge(cuts: tuple[int, int]) -> None:
     """Parts of any size, empty ones and ones smaller than the columns among them, add up to the whole."""
     A, Z = problem(60, 12, 10.0, torch.float64)
     whole, R = Gram(12, True, A), torch.zeros(3, 13, dtype=torch.float64)
-    cross(R, Z, A, True)
+    R += cross(Z, A, True)
     for part in (A[: cuts[0]], A[cuts[0] : cuts[1]], A[cuts[1] :]):
         gram = Gram(12, True, A)
         if len(part):
@@ -149,15 +151,32 @@ def test_ridge_shrinks_weights_but_not_the_bias() -> None:
     torch.testing.assert_close(solved(A, Z, bias=True, ridge=0.5), exact, rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.parametrize(("cond", "rank"), [(30.0, None), (1e4, None), (1e8, None), (1e16, None), (10.0, 7)])
-@pytest.mark.parametrize("shape", [(2000, 50), (300, 200), (30, 100)], ids=str)
-def test_float32_products_are_good_enough_for_a_sweep(shape: tuple[int, int], cond: float, rank: int | None) -> None:
-    """A sweep of a float32 net uses them: finite, of moderate size, within 1e-3; 1e-4 if singular values are near."""
-    A, Z = problem(*shape, cond, torch.float32, rank)
-    W = solved(A, Z, chunk=256, products=torch.float32)
+def summed(A: Tensor, Z: Tensor) -> Tensor:
+    """As a sweep solves for W, chunk by chunk."""
+    linear = map_of(torch.nn.Linear(A.shape[1], Z.shape[1], bias=False, dtype=A.dtype))
+    assert linear is not None
+    sums = Sums(linear, linear.read(), ridge=None, rows=len(A))
+    for a, z in zip(A.split(1700), Z.split(1700), strict=True):
+        sums.add(a, z)
+    return sums.solve()
+
+
+@pytest.mark.parametrize(("cond", "rank"), [*((10.0**k, None) for k in range(1, 17, 3)), (10.0, 7)])
+@pytest.mark.parametrize("shape", [(FLOAT32_ROWS, 40), (FLOAT32_ROWS - 1, 20), (2000, 50), (30, 100)], ids=str)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_sums_of_a_sweep(shape: tuple[int, int], dtype: torch.dtype, cond: float, rank: int | None) -> None:
+    """Whichever products the number of rows leads to, the bound is the same."""
+    A, Z = problem(*shape, cond, dtype, rank)
+    W = summed(A, Z)
     assert torch.isfinite(W).all()
-    assert float(W.abs().max()) < 1e4
-    assert distance(W, A, Z) < (1e-4 if cond <= 30 else 1e-3)
+    assert distance(W, A, Z) < BOUND[dtype]
+
+
+def test_short_sums_are_what_makes_float32_products_good_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    A, Z = problem(FLOAT32_ROWS, 40, 100.0, torch.float32)
+    short = distance(summed(A, Z), A, Z)
+    monkeypatch.setattr("torch_admm.sums.SUM_ROWS", 1e9)
+    assert short < BOUND[torch.float32] < distance(summed(A, Z), A, Z)
 
 
 def test_nan_gives_nan_not_an_exception() -> None:

@@ -35,8 +35,6 @@ class BregmanADMM(AbstractMethod):
       (2 beta) in place of z_L); "none" keeps lam at zero.
     - `init`: "gaussian" draws a and z; "model" takes them from the model's own forward pass.
     - `ridge`: None takes the pseudo-inverse in the weight steps; a number adds ridge x the mean diagonal of the Gram.
-    - `products`: the dtype in which the weight steps multiply; None takes that of the data. float32 products leave
-      weights within 1e-3 of the exact ones on their well-determined part; torch.float64 within 1e-5, but slower.
     - `chunk_rows`: rows worked on at once, which bounds the working memory; None chooses.
     - `state_dtype`: of the stored a, z and lam (float32, bfloat16, float64); None takes that of the data.
     """
@@ -52,7 +50,6 @@ class BregmanADMM(AbstractMethod):
         multiplier: Literal["paper", "consistent", "none"] = "paper",
         init: Literal["gaussian", "model"] = "gaussian",
         ridge: float | None = None,
-        products: torch.dtype | None = None,
         chunk_rows: int | None = None,
         state_dtype: torch.dtype | None = None,
     ) -> None:
@@ -64,7 +61,6 @@ class BregmanADMM(AbstractMethod):
         self.multiplier = choice("multiplier", multiplier, ("paper", "consistent", "none"))
         self.initial = choice("init", init, ("gaussian", "model"))
         self.ridge = None if ridge is None else positive("ridge", ridge)
-        self.products = choice("products", products, (None, torch.float64))
         self.chunk_rows = None if chunk_rows is None else positive_int("chunk_rows", chunk_rows)
         stored = (None, torch.float32, torch.float64, torch.bfloat16)
         self.state_dtype = choice("state_dtype", state_dtype, stored)
@@ -197,8 +193,7 @@ class BregmanADMM(AbstractMethod):
     def _empty_sums(self, l: int, factor: Factor | None = None) -> Sums:
         if l == 1 and factor is None:
             factor = self._factor_data()
-        products = self.products or self.problem.dtype
-        return Sums(self.problem.layers[l].map, self.W[l], ridge=self.ridge, products=products, factor=factor)
+        return Sums(self.problem.layers[l].map, self.W[l], ridge=self.ridge, rows=self.rows.count, factor=factor)
 
     def _add_all(self, l: int) -> None:
         for rows, x, _ in self.rows.chunks(self.size):

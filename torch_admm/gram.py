@@ -15,7 +15,6 @@ those that are barely determined, and its rounding would reach the rest. No step
 
 from __future__ import annotations
 
-import copy
 import math
 from itertools import pairwise
 from typing import final
@@ -36,7 +35,6 @@ TRIES, JITTER = (
     100.0,
 )  # delta, 100 delta and 10000 delta are tried at once; the smallest that factors is taken
 SMALLEST_COLUMN = 0.01  # smaller columns are scaled up to this part of the largest: raw features differ by 1e12
-PENDING_ROWS = {torch.float32: 4096, torch.float64: 1}  # summed by the products themselves, which is fast but coarser
 BLOCK = 96  # columns of a block in the symmetric product; narrower ones cost more than they save
 
 
@@ -45,19 +43,19 @@ class Gram:
     """The sums a'a and 1'a over all rows seen, kept in float64.
 
     Products in float64 (the default) give weights within 1e-10 of the SVD's on the well-determined part. Products in
-    float32 are faster and give 1e-3; they are for weights that the next sweep corrects.
+    float32 are faster; what their rounding leaves depends on how they are added (see `Sums`).
     """
 
-    def __init__(self, columns: int, bias: bool, like: Tensor, products: torch.dtype = torch.float64) -> None:
+    def __init__(
+        self, columns: int, bias: bool, like: Tensor, products: torch.dtype = torch.float64, at_once: int | None = None
+    ) -> None:
         """Start with no rows; `columns` counts those of a, without the bias. `like` gives dtype and device."""
-        self.columns, self.bias, self.products = columns, bias, products
+        self.columns, self.bias, self.products, self.at_once = columns, bias, products, at_once
         self.delta = DELTA[like.dtype, products]
         self.count = 0
         self.total = torch.zeros(columns, dtype=torch.float64, device=like.device)  # 1'a
         self._rows: list[Tensor] | None = []  # kept while they are fewer than the columns
         self._upper: Tensor | None = None  # then a'a on and above the diagonal
-        self._pending: list[Tensor] = []  # blocks of it, not yet added, over a few thousand rows
-        self._pending_rows = 0
 
     def accumulate(self, a: Tensor) -> None:
         """Add the rows a, shape (rows, columns)."""
@@ -87,11 +85,10 @@ class Gram:
 
     def matrix(self) -> Tensor:
         """a'a, (columns, columns) in float64."""
-        whole = copy.copy(self)  # what it keeps stays as it is
-        whole._upper = None if self._upper is None else self._upper.clone()
-        whole._collapse()
-        assert whole._upper is not None
-        return whole._upper.triu() + whole._upper.triu(1).T
+        if self._upper is None:
+            rows = torch.cat(self._rows).double() if self._rows else self.total.new_zeros(0, self.columns)
+            return rows.T @ rows
+        return self._upper.triu() + self._upper.triu(1).T
 
     def factor(self, ridge: float | None = None) -> Factor:
         """Factor once, solve many. `ridge`, relative to the mean diagonal of a'a, also shrinks W (not the bias).
@@ -113,31 +110,20 @@ class Gram:
         return Factor(self, mean, scale, scale.unsqueeze(1) * C * scale)
 
     def _collapse(self) -> None:
-        """Turn kept rows into sums, and add up what is pending."""
-        if self._rows is not None:
-            self._upper = torch.zeros(self.columns, self.columns, dtype=torch.float64, device=self.total.device)
-            rows, self._rows = self._rows, None
-            for a in rows:
-                self._add(a)
-        self._flush()
+        """Turn kept rows into sums."""
+        if self._rows is None:
+            return
+        self._upper = torch.zeros(self.columns, self.columns, dtype=torch.float64, device=self.total.device)
+        rows, self._rows = self._rows, None
+        for a in rows:
+            self._add(a)
 
     def _add(self, a: Tensor) -> None:
         """a'a on and above the diagonal, by blocks, since torch has no symmetric product."""
-        sides = [(a.narrow(1, lo, hi - lo).T, a.narrow(1, lo, self.columns - lo)) for lo, hi in blocks(self.columns)]
-        if self._pending:
-            for block, (left, right) in zip(self._pending, sides, strict=True):
-                block.addmm_(left, right)
-        else:
-            self._pending = [left @ right for left, right in sides]
-        self._pending_rows += len(a)
-        if self._pending_rows >= PENDING_ROWS[self.products]:
-            self._flush()
-
-    def _flush(self) -> None:
         assert self._upper is not None
-        for block, (lo, hi) in zip(self._pending, blocks(self.columns), strict=False):
-            self._upper.narrow(0, lo, hi - lo).narrow(1, lo, self.columns - lo).add_(block)
-        self._pending, self._pending_rows = [], 0
+        for lo, hi in blocks(self.columns):
+            left, right = a.narrow(1, lo, hi - lo), a.narrow(1, lo, self.columns - lo)
+            self._upper.narrow(0, lo, hi - lo).narrow(1, lo, self.columns - lo).add_(product(left, right, self.at_once))
 
 
 @final
@@ -174,15 +160,26 @@ class Factor:
         return W * self.scale
 
 
-def cross(R: Tensor, z: Tensor, a: Tensor, bias: bool) -> None:
-    """R += z'[a, 1], with R in float64 and the products in the dtype of the rows."""
-    columns = a.shape[1]
-    if columns < z.shape[1]:  # the thin side first is the faster product
-        R.add_(((with_ones(a) if bias else a).T @ z).T)
-        return
-    R.narrow(1, 0, columns).add_(z.T @ a)
-    if bias:
-        R.select(1, columns).add_(z.sum(0))
+def cross(z: Tensor, a: Tensor, bias: bool, at_once: int | None = None) -> Tensor:
+    """z'[a, 1]."""
+    if a.shape[1] < z.shape[1]:  # the thin side first is the faster product
+        return product(with_ones(a) if bias else a, z, at_once).T
+    R = product(z, a, at_once)
+    return torch.cat([R, z.sum(0).unsqueeze(1)], 1) if bias else R
+
+
+def product(left: Tensor, right: Tensor, at_once: int | None = None) -> Tensor:
+    """left'right, with sums over at most `at_once` rows that are then added in float64: long sums round more."""
+    stacks = len(left) // at_once if at_once else 0
+    if stacks < 2 or at_once is None:
+        return left.T @ right
+    whole = stacks * at_once
+    first, second = (t.narrow(0, 0, whole).unflatten(0, (stacks, at_once)) for t in (left, right))
+    total = torch.bmm(first.mT, second).sum(0, dtype=torch.float64)
+    if whole < len(left):
+        rest = [t.narrow(0, whole, len(t) - whole) for t in (left, right)]
+        total += rest[0].T @ rest[1]
+    return total
 
 
 def with_ones(a: Tensor) -> Tensor:

@@ -38,12 +38,12 @@ class AbstractLinearMap(abc.ABC):
         """m = W a + b, for rows a. `out` offers memory for the answer."""
 
     @abc.abstractmethod
-    def gram(self, like: Tensor, products: torch.dtype = torch.float64) -> Gram:
+    def gram(self, like: Tensor, products: torch.dtype = torch.float64, at_once: int | None = None) -> Gram:
         """An empty sum of [a, 1]'[a, 1]."""
 
     @abc.abstractmethod
-    def cross(self, R: Tensor, z: Tensor, a: Tensor) -> None:
-        """R += z'[a, 1]."""
+    def cross(self, z: Tensor, a: Tensor, at_once: int | None = None) -> Tensor:
+        """z'[a, 1], shaped like the weights; see `gram.product` for `at_once`."""
 
     @abc.abstractmethod
     def solve_input(self, W: Tensor, beta: float, gamma: float) -> InputSolve:

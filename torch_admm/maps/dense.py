@@ -43,11 +43,11 @@ class Dense(AbstractLinearMap):
             return torch.mv(a, W.select(0, 0).narrow(0, 0, self.inputs)).add_(W.select(1, self.inputs)).unsqueeze(1)
         return torch.mm(a, self._matrix(W).T, out=out).add_(_packed(W.select(1, self.inputs)))
 
-    def gram(self, like: Tensor, products: torch.dtype = torch.float64) -> gram.Gram:
-        return gram.Gram(self.inputs, self.bias, like, products)
+    def gram(self, like: Tensor, products: torch.dtype = torch.float64, at_once: int | None = None) -> gram.Gram:
+        return gram.Gram(self.inputs, self.bias, like, products, at_once)
 
-    def cross(self, R: Tensor, z: Tensor, a: Tensor) -> None:
-        gram.cross(R, z, a, self.bias)
+    def cross(self, z: Tensor, a: Tensor, at_once: int | None = None) -> Tensor:
+        return gram.cross(z, a, self.bias, at_once)
 
     def solve_input(self, W: Tensor, beta: float, gamma: float) -> InputSolve:
         """a = h + (z - W h - b) M with M = beta (beta W W' + gamma I)^-1 W, from the smaller of W W' and W'W.
