@@ -16,7 +16,7 @@ from .losses import loss_of
 from .method import AbstractMethod
 from .problem import Problem, Weights
 from .random import gaussian
-from .sums import Sums
+from .sums import Sums, summed_at_once
 
 __all__ = ["BregmanADMM"]
 
@@ -77,7 +77,8 @@ class BregmanADMM(AbstractMethod):
         self.gamma = per_layer("gamma", self._gamma, L - 1)
         self.problem, self.rows, self.sweeps = problem, rows, 0
         widest = max(layer.map.outputs for layer in problem.layers.values())
-        self.size = min(self.chunk_rows or max(256, CHUNK_ENTRIES // widest), rows.count)
+        at_once = summed_at_once(rows.count)
+        self.size = min(self.chunk_rows or max(256, CHUNK_ENTRIES // widest // at_once * at_once), rows.count)
         # the output step makes nothing as wide as a hidden layer, unless it has to convert one
         converts = self.state_dtype not in (None, problem.dtype)
         self.output_size = self.size if converts else self.size * max(1, min(16, widest // problem.outputs))

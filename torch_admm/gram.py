@@ -169,13 +169,13 @@ def cross(z: Tensor, a: Tensor, bias: bool, at_once: int | None = None) -> Tenso
 
 
 def product(left: Tensor, right: Tensor, at_once: int | None = None) -> Tensor:
-    """left'right, with sums over at most `at_once` rows that are then added in float64: long sums round more."""
+    """left'right, with sums over at most `at_once` rows that are then added: one long sum rounds more."""
     stacks = len(left) // at_once if at_once else 0
     if stacks < 2 or at_once is None:
         return left.T @ right
     whole = stacks * at_once
     first, second = (t.narrow(0, 0, whole).unflatten(0, (stacks, at_once)) for t in (left, right))
-    total = torch.bmm(first.mT, second).sum(0, dtype=torch.float64)
+    total = torch.bmm(first.mT, second).sum(0)
     if whole < len(left):
         rest = [t.narrow(0, whole, len(t) - whole) for t in (left, right)]
         total += rest[0].T @ rest[1]
