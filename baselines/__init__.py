@@ -1,5 +1,8 @@
 """Gradient-based rivals as methods of `torch_admm.fit`: the only place where autograd trains anything."""
 
-from .gradient import LBFGS, SGD
+from .adam import Adam
+from .cg import CG, ConjugateGradients
+from .lbfgs import LBFGS
+from .sgd import SGD
 
-__all__ = ["LBFGS", "SGD"]
+__all__ = ["CG", "LBFGS", "SGD", "Adam", "ConjugateGradients"]

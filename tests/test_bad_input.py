@@ -51,8 +51,8 @@ DATA: dict[str, tuple[dict[str, Any], str]] = {
     "no features": (given(data=(X[:, :0], Y)), r"data: X is empty, shape \(30, 0\); at least one row and one feature"),
     "rows disagree": (given(data=(X, Y[:29])), r"data: X has 30 rows but y has 29; they must agree"),
     "scalar y": (given(data=(X, torch.tensor(1))), r"data: X has 30 rows but y has none; they must agree"),
-    "label 2 of 2": (given(data=(X, CLASSES)), r"data: y\[5\] is 2: expected labels 0 and 1"),
-    "labels -1, 1": (given(data=(X, 2 * Y - 1)), r"data: y .*-1.*map them to 0 and 1"),
+    "label 2 of 2": (given(data=(X, CLASSES), method=BregmanADMM()), r"data: y\[5\] is 2: expected labels 0 and 1"),
+    "labels -1, 1": (given(data=(X, 2 * Y - 1), method=BregmanADMM()), r"data: y .*-1.*map them to 0 and 1"),
     "label 3 of 3": (
         given(net(4, 5, 3), (X, CLASSES + 1), BregmanADMM("cross_entropy")),
         r"data: y\[5\] is 3: expected class labels 0\.\.2",
@@ -89,7 +89,10 @@ DATA: dict[str, tuple[dict[str, Any], str]] = {
     "never evaluated": (given(evaluate_every=0), r"evaluate_every is 0; a whole number of at least 1"),
     "negative seed": (given(seed=-1), r"seed is -1; a whole number of at least 0"),
     "empty batch": (given(method=SGD("hinge"), batch_size=0), r"batch_size is 0; a whole number of at least 1"),
-    "batches for Bregman": (given(batch_size=8), r"batch_size is 8, but BregmanADMM works on all rows at once"),
+    "batches for Bregman": (
+        given(method=BregmanADMM(), batch_size=8),
+        r"batch_size is 8, but BregmanADMM works on all rows at once",
+    ),
     "batches for L-BFGS": (given(method=LBFGS("hinge"), batch_size=8), r"batch_size is 8, but LBFGS works on all rows"),
     "beta of another depth": (
         given(method=BregmanADMM(beta=[1.0, 1.0, 1.0])),
@@ -114,9 +117,16 @@ DATA: dict[str, tuple[dict[str, Any], str]] = {
         r"monitor is 'auc', which is not recorded; recorded are sweep, seconds, ",
     ),
     "unknown watched": (given(stop=Target(1.0, "auc")), r"Target watches 'auc', which is not recorded"),
-    "state of another method": (given(state={"model": {}}), r"state has no 'W'; one that BregmanADMM\.state_dict\(\)"),
+    "state of another method": (
+        given(method=BregmanADMM(), state={"model": {}}),
+        r"state has no 'W'; one that BregmanADMM\.state_dict\(\)",
+    ),
+    "state of another method for Anchored": (
+        given(state={"model": {}}),
+        r"state has no 'W'; one that AnchoredADMM\.state_dict\(\)",
+    ),
     "state of another net": (
-        given(state={"W": {}, "a": {}, "z": {}, "lam": X, "sweeps": 0}),
+        given(method=BregmanADMM(), state={"W": {}, "a": {}, "z": {}, "lam": X, "sweeps": 0}),
         r"state: W\[1\] is nothing; \(5, 5\) is expected",
     ),
 }

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 import torch_admm
 from baselines import LBFGS, SGD
 from tests.helpers import blobs, net
-from torch_admm import AbstractMethod, BregmanADMM, Outcome, Patience, Target, TimeBudget, Tolerance, fit
+from torch_admm import AbstractMethod, AnchoredADMM, BregmanADMM, Outcome, Patience, Target, TimeBudget, Tolerance, fit
 from torch_admm.record import Clock, Row
 from torch_admm.stop import is_better
 
@@ -24,6 +24,7 @@ METHODS: dict[str, Any] = {
     "bregman": lambda: BregmanADMM("hinge", gamma=1.0, warm_start=3),
     "bregman_consistent": lambda: BregmanADMM("logistic", warm_start=2, multiplier="consistent"),
     "bregman_bfloat16": lambda: BregmanADMM("hinge", warm_start=1, state_dtype=torch.bfloat16),
+    "anchored": lambda: AnchoredADMM("logistic"),
     "sgd": lambda: SGD("hinge", lr=0.05, batch_size=16),
     "lbfgs": lambda: LBFGS("logistic"),
 }
@@ -328,13 +329,13 @@ def test_sinks_are_closed_whatever_happens() -> None:
     ("y", "outputs", "loss"),
     [
         (torch.zeros(8), 1, "squared"),
-        (torch.tensor([0, 1] * 4), 1, "hinge"),
-        (torch.tensor([0, 1] * 4), 3, "one_vs_rest_hinge"),
+        (torch.tensor([0, 1] * 4), 1, "logistic"),
+        (torch.tensor([0, 1] * 4), 3, "cross_entropy"),
     ],
 )
 def test_default_method_suits_the_targets(y: Tensor, outputs: int, loss: str) -> None:
     result = fit(net(2, 3, outputs), (torch.randn(8, 2), y), max_sweeps=1, sinks=())
-    assert isinstance(result.method, BregmanADMM)
+    assert isinstance(result.method, AnchoredADMM)
     assert result.method.loss.name == loss
 
 

@@ -2,6 +2,7 @@
 
 from . import smooth  # noqa: F401 (registers its activations)
 from .activations import AbstractActivation, activation_of
+from .anchored import AnchoredADMM, BoundADMM
 from .bregman import BregmanADMM
 from .errors import ConversionError
 from .fit import Result, fit
@@ -21,6 +22,8 @@ __all__ = [
     "AbstractMethod",
     "AbstractSink",
     "AbstractStop",
+    "AnchoredADMM",
+    "BoundADMM",
     "BregmanADMM",
     "ConversionError",
     "JSONLines",

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from numbers import Integral, Real
 from typing import Any, TypeVar
 
-__all__ = ["choice", "per_layer", "positive", "positive_int"]
+__all__ = ["choice", "fraction", "non_negative", "per_layer", "positive", "positive_int"]
 
 T = TypeVar("T")
 
@@ -16,6 +16,14 @@ def positive(name: str, value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, Real) or not 0 < float(value) < math.inf:
         raise ValueError(f"{name} is {value!r}; a finite number above 0 is expected")
     return float(value)
+
+
+def fraction(name: str, value: Any) -> float:
+    return _from_zero(name, value, 1.0, "a number of at least 0 and below 1")
+
+
+def non_negative(name: str, value: Any) -> float:
+    return _from_zero(name, value, math.inf, "a finite number of at least 0")
 
 
 def positive_int(name: str, value: Any, least: int = 1) -> int:
@@ -37,3 +45,9 @@ def per_layer(name: str, value: float | Sequence[float], count: int | None) -> d
             raise ValueError(f"{name} has {len(value)} values; one number or {count}, one a layer, are expected")
         return {l: positive(f"{name}[{l - 1}]", v) for l, v in enumerate(value, start=1)}
     return dict.fromkeys(range(1, (count or 0) + 1), positive(name, value))
+
+
+def _from_zero(name: str, value: Any, below: float, expected: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, Real) or not 0 <= float(value) < below:
+        raise ValueError(f"{name} is {value!r}; {expected} is expected")
+    return float(value)

@@ -11,8 +11,8 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
-from .arguments import positive_int
-from .bregman import BregmanADMM
+from .anchored import AnchoredADMM
+from .arguments import fraction, positive_int
 from .data import Rows, pair_of, rows_of
 from .method import AbstractMethod
 from .problem import Problem, Weights, from_module
@@ -46,6 +46,7 @@ def fit(
     *,
     max_sweeps: int = 100,
     batch_size: int | None = None,
+    validation: float | None = None,
     evaluate: Any = None,
     evaluate_every: int = 1,
     monitor: str | None = None,
@@ -57,14 +58,17 @@ def fit(
 ) -> Result:
     """Train `model` in place on `data` = (X, y) and say how it went.
 
-    - `method`: BregmanADMM, a baseline or your own AbstractMethod; None takes BregmanADMM with a loss that suits y.
-    - `batch_size`: rows a mini-batch, for methods that have any.
+    - `method`: AnchoredADMM, BregmanADMM, a baseline or your own AbstractMethod; None takes AnchoredADMM with a loss
+      that suits y: squared error for floating targets, logistic loss or cross-entropy for classes.
+    - `batch_size`: rows a mini-batch, for methods that have any; None leaves it to the method.
+    - `validation`: part of the rows, drawn by the seed, that is kept out of training and recorded as validation_loss
+      and validation_<metric>; with `stop=Patience(n)`, early stopping.
     - `evaluate`: held-out (X, y), recorded as test_loss and test_<metric>, or a function of the model that returns a
       dict of numbers. Every `evaluate_every` sweeps one row is recorded, with the clock standing still.
-    - `monitor`: the recorded name that tells which row is best. Default: the test metric, else the first number of
-      your own `evaluate`, else the training metric. Smaller is better for residuals and for names that end in loss,
-      error, mse, rmse, mae or nll, larger for all others. Choosing by test data flatters the result on that data: for
-      an honest figure hold out a third set.
+    - `monitor`: the recorded name that tells which row is best. Default: the validation metric, else the test metric,
+      else the first number of your own `evaluate`, else the training metric. Smaller is better for residuals and for
+      names that end in loss, error, mse, rmse, mae or nll, larger for all others. Choosing by test data flatters the
+      result on that data: for an honest figure choose by `validation`.
     - `stop`: rules (Target, Tolerance, Patience, TimeBudget), looked at after each recorded row.
     - `sinks`: where rows go as they come (ProgressBar, JSONLines, TensorBoard); None shows a bar in a terminal.
     - `restore_best`: leave the model at its best recorded row; False leaves it at the last.
@@ -85,7 +89,8 @@ def fit(
         raise ValueError(f"method is {method!r}; an AbstractMethod such as BregmanADMM(loss) is expected")
     problem = from_module(model, method.loss)
     rows = rows_of(data, problem)
-    judge = _Judge(problem, rows, evaluate, monitor)
+    rows, held = (rows, None) if validation is None else rows.parted(_part(validation, rows.count), seed)
+    judge = _Judge(problem, rows, held, evaluate, monitor)
     clock = Clock()
     with clock, _outside_autocast(problem.device):
         method.init(problem, rows, batch_size=batch_size, seed=seed)
@@ -163,13 +168,17 @@ class _Run:
 class _Judge:
     """Measures the model as it is, by calling it: loss and metric on the training rows and on held-out ones."""
 
-    def __init__(self, problem: Problem, rows: Rows, evaluate: Any, monitor: str | None) -> None:
+    def __init__(
+        self, problem: Problem, rows: Rows, validation: Rows | None, evaluate: Any, monitor: str | None
+    ) -> None:
         self.problem, self.sets = problem, {"train_": rows}
         self.custom: Evaluate | None = evaluate if callable(evaluate) else None
         if evaluate is not None and self.custom is None:
             self.sets["test_"] = rows_of(evaluate, problem, "evaluate")
-        metric = problem.loss.metric
-        self._monitor = monitor or (None if self.custom else f"{list(self.sets)[-1]}{metric}")
+        if validation is not None:
+            self.sets["validation_"] = validation
+        own = self.custom is not None and validation is None
+        self._monitor = monitor or (None if own else f"{list(self.sets)[-1]}{problem.loss.metric}")
 
     @property
     def monitor(self) -> str:
@@ -199,11 +208,20 @@ class _Judge:
 
 
 def _default_method(model: nn.Module, data: Any) -> AbstractMethod:
-    """Floating targets: squared error. Classes: the paper's hinge for one output, one a class for several."""
+    """Floating targets: squared error. Classes: logistic loss for one output, cross-entropy for several."""
     if pair_of(data)[1].is_floating_point():
-        return BregmanADMM("squared")
-    single = from_module(model, "squared").outputs == 1
-    return BregmanADMM("hinge" if single else "one_vs_rest_hinge")
+        return AnchoredADMM("squared")
+    return AnchoredADMM("logistic" if from_module(model, "squared").outputs == 1 else "cross_entropy")
+
+
+def _part(validation: Any, count: int) -> int:
+    """How many rows to keep out: at least one, and not all."""
+    part = fraction("validation", validation)
+    if part == 0 or count < 2:
+        raise ValueError(
+            f"validation is {validation!r} of {count} rows; a number between 0 and 1, and 2 rows, are needed"
+        )
+    return min(count - 1, max(1, round(part * count)))
 
 
 def _several(name: str, value: Any, kind: type[Any]) -> list[Any]:

@@ -161,7 +161,7 @@ class Factor:
 
 
 def cross(z: Tensor, a: Tensor, bias: bool, at_once: int | None = None) -> Tensor:
-    """z'[a, 1]."""
+    """z'[a, 1]; without `bias`, or where a has its ones already, z'a."""
     if a.shape[1] < z.shape[1]:  # the thin side first is the faster product
         return product(with_ones(a) if bias else a, z, at_once).T
     R = product(z, a, at_once)

@@ -52,6 +52,14 @@ class Rows:
         for index in order.split(size):
             yield self.x[index], self.y[index]
 
+    def parted(self, held: int, seed: int) -> tuple[Rows, Rows]:
+        """All but `held` rows, and those, drawn by the seed."""
+        generator = torch.Generator().manual_seed(seed)
+        order = torch.randperm(self.count, generator=generator).to(self.x.device)
+        parts = order.narrow(0, held, self.count - held).sort().values, order.narrow(0, 0, held).sort().values
+        kept, out = (Rows(self.x.index_select(0, i), self.y.index_select(0, i)) for i in parts)
+        return kept, out
+
 
 def rows_of(data: Any, problem: Problem, name: str = "data") -> Rows:
     """Check (X, y) against the problem; raise a ValueError that names the argument, what came and what is expected."""

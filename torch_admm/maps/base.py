@@ -48,3 +48,15 @@ class AbstractLinearMap(abc.ABC):
     @abc.abstractmethod
     def solve_input(self, W: Tensor, beta: float, gamma: float) -> InputSolve:
         """Factor argmin_a beta ||z - W a - b||^2 + gamma ||a - h||^2 once; apply it to any rows h, z."""
+
+    @abc.abstractmethod
+    def extend(self, a: Tensor) -> Tensor:
+        """[a, 1], or a without a bias: rows that `forward`, `cross` and `pull_back` take as readily, and faster."""
+
+    @abc.abstractmethod
+    def output_factor(self, W: Tensor, beta: float, gamma: float) -> Tensor:
+        """beta (beta W W' + gamma I)^-1, which turns residuals of the outputs into a step of the inputs."""
+
+    @abc.abstractmethod
+    def pull_back(self, W: Tensor, r: Tensor, a: Tensor) -> Tensor:
+        """a + r W, for rows r of the outputs and a of the inputs."""

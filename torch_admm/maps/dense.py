@@ -35,19 +35,20 @@ class Dense(AbstractLinearMap):
             self.module.bias.copy_(W.select(1, self.inputs))
 
     def forward(self, W: Tensor, a: Tensor, out: Tensor | None = None) -> Tensor:
-        if not self.bias:
+        if a.shape[1] == W.shape[1] and self.outputs > 1:  # without a bias, or [a, 1]
             return torch.mm(a, W.T, out=out)
         if self.inputs < self.outputs:  # a column of ones is cheaper than a pass over m; addmm makes two
             return torch.mm(gram.with_ones(a), W.T, out=out)
-        if self.outputs == 1 and out is None:
-            return torch.mv(a, W.select(0, 0).narrow(0, 0, self.inputs)).add_(W.select(1, self.inputs)).unsqueeze(1)
+        if self.outputs == 1 and out is None:  # several times faster than a product with one column
+            m = torch.mv(a, W.select(0, 0).narrow(0, 0, a.shape[1])).unsqueeze(1)
+            return m.add_(W.select(1, self.inputs)) if a.shape[1] < W.shape[1] else m
         return torch.mm(a, self._matrix(W).T, out=out).add_(_packed(W.select(1, self.inputs)))
 
     def gram(self, like: Tensor, products: torch.dtype = torch.float64, at_once: int | None = None) -> gram.Gram:
         return gram.Gram(self.inputs, self.bias, like, products, at_once)
 
     def cross(self, z: Tensor, a: Tensor, at_once: int | None = None) -> Tensor:
-        return gram.cross(z, a, self.bias, at_once)
+        return gram.cross(z, a, self.bias and a.shape[1] == self.inputs, at_once)
 
     def solve_input(self, W: Tensor, beta: float, gamma: float) -> InputSolve:
         """a = h + (z - W h - b) M with M = beta (beta W W' + gamma I)^-1 W, from the smaller of W W' and W'W.
@@ -63,6 +64,21 @@ class Dense(AbstractLinearMap):
         M = beta * (torch.cholesky_solve(V, L) if wide else torch.cholesky_solve(V.T, L).T)
         M = M.to(W.dtype)
         return lambda h, z: h.addmm_(z - self.forward(W, h), M)
+
+    def extend(self, a: Tensor) -> Tensor:
+        return gram.with_ones(a) if self.bias else a
+
+    def output_factor(self, W: Tensor, beta: float, gamma: float) -> Tensor:
+        V = W.narrow(1, 0, self.inputs)
+        if self.outputs == 1:
+            return (V.square().sum() + gamma / beta).reciprocal().reshape(1, 1)
+        K = (V @ V.T).double()
+        K.diagonal().add_(gamma / beta)
+        return torch.cholesky_inverse(torch.linalg.cholesky_ex(K).L).to(W.dtype)
+
+    def pull_back(self, W: Tensor, r: Tensor, a: Tensor) -> Tensor:
+        V, a = W.narrow(1, 0, self.inputs), a.narrow(1, 0, self.inputs)
+        return torch.addcmul(a, r, V) if self.outputs == 1 else torch.addmm(a, r, V)
 
     def _matrix(self, W: Tensor) -> Tensor:
         return _packed(W.narrow(1, 0, self.inputs))

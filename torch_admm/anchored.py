@@ -1,0 +1,354 @@
+"""AnchoredADMM: every sweep starts from the network's own forward pass, so nothing is kept per sample."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Literal, final
+
+import torch
+from torch import Tensor, nn
+
+from . import steps
+from .arguments import choice, fraction, positive, positive_int
+from .data import Rows, rows_of
+from .losses import loss_of
+from .method import AbstractMethod
+from .moments import AbstractMoment, moment
+from .problem import Problem, Weights, from_module
+from .scaling import Scaling, measured
+
+__all__ = ["AnchoredADMM", "BoundADMM"]
+
+CHUNK_ENTRIES = 1 << 19  # of the widest layer: a chunk's temporaries then stay in the last-level cache
+EXACT_SIDE = 16  # up to so many outputs the factor of the a step is taken anew every batch, else at refreshes
+EARLY = (1, 2, 4, 8)  # batches at which moments are refreshed too, while they know little
+WHOLE_BATCH = 4096  # a batch of a user's own loop up to this is not cut into chunks
+EXPLODED = 2.0  # a loss above so many times the first one is taken back
+
+Batch = tuple[Tensor, Tensor]
+
+
+@final
+class AnchoredADMM(AbstractMethod):
+    """The fast method, for full batches and mini-batches alike; docs/anchored.md says how each default was chosen.
+
+    - `loss`: a name, a torch criterion or an AbstractLoss.
+    - `batch_size`: rows of a mini-batch; "auto" takes 256, fewer for few rows; "full" takes all rows every time.
+    - `eta`: relative length of a step (of [W, b] as a whole); None takes 0.06, and more for large batches.
+    - `half_life`: steps after which the length has halved: eta / (1 + k / half_life).
+    - `momentum`: on the weight steps.
+    - `rho`, `rho_residual`: ridge of the two sides of a weight step, relative to the mean diagonal.
+    - `beta`, `gamma`: the penalties of the split problem.
+    - `refresh`: batches between two looks at the second moments.
+    - `average`: hand back an exponential average of the weights.
+    - `weight_decay`: every step also shrinks W (not b) by its own length times this.
+    - `standardise`: shift and scale the inputs, and fold that into the first layer of the model, which goes on taking
+      raw inputs. None does so if they look raw (root mean squares beyond 10, or all below 0.1). With `bind`, the first
+      batch is what is measured.
+    """
+
+    W: Weights
+    V: Weights
+    mean: Weights
+    norm: Weights
+    K: Weights
+    inputs: dict[int, AbstractMoment]
+    residuals: dict[int, AbstractMoment]
+    first_loss: float | None
+    scaling: Scaling | None
+
+    def __init__(
+        self,
+        loss: Any,
+        *,
+        batch_size: int | Literal["auto", "full"] = "auto",
+        eta: float | None = None,
+        half_life: float = 150.0,
+        momentum: float = 0.7,
+        rho: float = 2.0,
+        rho_residual: float = 1.0,
+        beta: float = 1.0,
+        gamma: float = 1.0,
+        refresh: int = 20,
+        average: bool = True,
+        weight_decay: float = 0.0,
+        standardise: bool | None = None,
+    ) -> None:
+        """Check the settings."""
+        self.loss = loss_of(loss)
+        self.batch_size: int | str = (
+            choice("batch_size", batch_size, ("auto", "full"))
+            if isinstance(batch_size, str)
+            else positive_int("batch_size", batch_size)
+        )
+        self.eta = None if eta is None else positive("eta", eta)
+        self.half_life = positive("half_life", half_life)
+        self.momentum = fraction("momentum", momentum)
+        self.rho, self.rho_residual = positive("rho", rho), positive("rho_residual", rho_residual)
+        self.beta, self.gamma = positive("beta", beta), positive("gamma", gamma)
+        self.refresh = positive_int("refresh", refresh)
+        self.average = average
+        self.weight_decay = fraction("weight_decay", weight_decay)
+        self.standardise = choice("standardise", standardise, (None, True, False))
+
+    def bind(self, model: nn.Module) -> BoundADMM:
+        """Train `model` from a loop of your own: `for x, y in loader: bound.step(x, y)`."""
+        problem = from_module(model, self.loss)
+        self._start(problem)
+        return BoundADMM(self, problem)
+
+    def batch_size_for(self, rows: int) -> int:
+        """Rows of a mini-batch when there are so many rows: at least a dozen steps an epoch, if there is enough."""
+        if isinstance(self.batch_size, int):
+            return min(self.batch_size, rows)
+        if self.batch_size == "full":
+            return rows
+        return min(rows, max(32, min(256, 1 << (rows // 16).bit_length() >> 1)))
+
+    @torch.no_grad()
+    def init(self, problem: Problem, rows: Rows, *, batch_size: int | None = None, seed: int = 0) -> None:
+        """Start from the model's own weights."""
+        self.rows, self.seed = rows, seed
+        self.size = self.batch_size_for(rows.count) if batch_size is None else min(batch_size, rows.count)
+        self._start(problem)
+        self._scale(rows)
+
+    def step(self) -> None:
+        """One epoch of mini-batches, or one sweep over all rows."""
+        if self.size >= self.rows.count:
+            self.sweep([(x, y) for _, x, y in self.rows.chunks(self.chunk)], self.rows.count)
+        else:
+            for x, y in self.rows.batches(self.size, self.seed, self.epoch):
+                self.sweep([(x, y)], self.size)
+        self.epoch += 1
+        self._guard()
+
+    @torch.no_grad()
+    def sweep(self, chunks: Iterable[Batch], rows: int) -> None:
+        """One step of all weights, from the sums over `chunks`; `rows` is the usual number of rows of a step."""
+        L, W, layers, beta, gamma = self.problem.L, self.W, self.problem.layers, self.beta, self.gamma
+        look = self.looks()
+        K = self._factors(look)
+        R: Weights = {}
+        for x, y in chunks:
+            # forward: a_l = h_l(m_l), m_l = W_l a_{l-1} + b_l
+            a: Weights = {}
+            m: Weights = {}
+            for l, layer in layers.items():
+                a[l - 1] = layer.map.extend(layers[l - 1].h(m[l - 1]) if l > 1 else self._input(x))
+                m[l] = layer.map.forward(W[l], a[l - 1])
+            # output: r_L = argmin_z { loss(z, y) + beta ||z - m_L||^2 } - m_L
+            r = self.loss.prox(m[L], y, beta).sub_(m[L])
+            if look:
+                self._watch(m[L], y)
+            for l in range(L, 0, -1):
+                # sums of the weight step: R_l = sum r_l' [a_{l-1}, 1]
+                R_l = layers[l].map.cross(r, a[l - 1])
+                R[l] = R[l] + R_l if l in R else R_l
+                if look:
+                    self.inputs[l].look(a[l - 1])
+                    self.residuals[l].look(r)
+                if l > 1:
+                    # target a' = argmin_a { beta ||r_l - W_l (a - a_{l-1})||^2 + gamma ||a - a_{l-1}||^2 }
+                    target = layers[l].map.pull_back(W[l], r @ K[l], a[l - 1])
+                    # r_{l-1} = argmin_z { gamma ||a' - h(z)||^2 + beta ||z - m_{l-1}||^2 } - m_{l-1}
+                    r = steps.hidden_step(layers[l - 1].h, target, m[l - 1], beta, gamma).sub_(m[l - 1])
+        if look and not self._refresh():
+            return
+        for l in layers:
+            # D_l = (C_l + rho' s' I)^-1 R_l (G_l + rho s I)^-1, up to scale;  V_l = mu V_l + D_l
+            D = self.residuals[l].left(self.inputs[l].right(R[l]))
+            torch.add(D, self.V[l], alpha=self.momentum, out=self.V[l])
+            # W_l += eta_k max(||W_l||, ||W_l at the start||) V_l / ||V_l||
+            self._move(l, self._length(rows))
+        self.steps += 1
+        self._average()
+
+    def looks(self) -> bool:
+        """Is the next step one that refreshes the second moments?"""
+        return self.steps % self.refresh == 0 or self.steps in EARLY
+
+    def weights(self) -> Weights:
+        """The average of W, or W itself with average=False."""
+        W = self.mean if self.average else self.W
+        return W if self.scaling is None else {**W, 1: self.scaling.fold(W[1])}
+
+    def measures(self) -> dict[str, float]:
+        """`step_length`, relative to the weights, and how many times steps were taken back so far (`rollbacks`)."""
+        return {"step_length": self._length(getattr(self, "size", 1)), "rollbacks": float(self.rollbacks)}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Weights, momentum, average, moments and counters."""
+        return {
+            "W": dict(self.W),
+            "V": dict(self.V),
+            "mean": dict(self.mean),
+            "inputs": {l: part.state_dict() for l, part in self.inputs.items()},
+            "residuals": {l: part.state_dict() for l, part in self.residuals.items()},
+            "K": dict(self.K),
+            "norm": dict(self.norm),
+            "steps": self.steps,
+            "epoch": self.epoch,
+            "shorter": self.shorter,
+            "rollbacks": self.rollbacks,
+            "first_loss": self.first_loss,
+            "scaling": None if self.scaling is None else self.scaling.state_dict(),
+        }
+
+    @torch.no_grad()
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Copy a state into this run; shapes must be those of this problem."""
+        for name, mine in (("W", self.W), ("V", self.V), ("mean", self.mean), ("K", self.K), ("norm", self.norm)):
+            if name not in state:
+                raise ValueError(f"state has no {name!r}; one that AnchoredADMM.state_dict() gave is expected")
+            for l, tensor in mine.items():
+                if l not in state[name] or state[name][l].shape != tensor.shape:
+                    came = tuple(state[name][l].shape) if l in state[name] else "nothing"
+                    raise ValueError(f"state: {name}[{l}] is {came}; {tuple(tensor.shape)} is expected")
+                tensor.copy_(state[name][l])
+        for l in self.W:
+            self.inputs[l].load_state_dict(state["inputs"][l])
+            self.residuals[l].load_state_dict(state["residuals"][l])
+        self.steps, self.epoch = int(state["steps"]), int(state["epoch"])
+        self.shorter, self.rollbacks = float(state["shorter"]), int(state["rollbacks"])
+        self.first_loss = state["first_loss"]
+        self.scaling = None if state["scaling"] is None else Scaling(**state["scaling"])
+        self._snapshot()
+
+    def _start(self, problem: Problem) -> None:
+        self.problem, self.W = problem, problem.read()
+        self.steps, self.rollbacks, self.shorter = 0, 0, 1.0
+        self.first_loss, self.scaling, self.epoch = None, None, 0
+        self.V = {l: torch.zeros_like(W) for l, W in self.W.items()}
+        self.mean = {l: W.clone() for l, W in self.W.items()}
+        self.norm = {l: W.norm() for l, W in self.W.items()}
+        self.inputs = {l: moment(W.shape[1], self.rho, W) for l, W in self.W.items()}
+        self.residuals = {l: moment(W.shape[0], self.rho_residual, W) for l, W in self.W.items()}
+        self.K = {l: W.new_zeros(len(W), len(W)) for l, W in self.W.items() if l > 1}
+        widest = max(layer.map.outputs for layer in problem.layers.values())
+        self.chunk = max(256, CHUNK_ENTRIES // widest)
+        self._loss, self._loss_rows = self.W[1].new_zeros(()), 0
+        self._snapshot()
+
+    def _scale(self, rows: Rows) -> None:
+        """Standardise, and read the first weights in the unit in which they fit the rows better.
+
+        Fresh weights are meant for inputs of unit size; those of a model that was trained already, for its own.
+        """
+        linear = self.problem.layers[1].map
+        scaling = measured(rows, self.W[1].shape[1] > linear.inputs, self.standardise)
+        if scaling is None:
+            return
+        some = next(rows.chunks(self.chunk))
+        as_they_are = self.loss(self.problem.forward(self.W, some.x), some.y).double().mean()
+        as_fresh = self.loss(self.problem.forward(self.W, scaling(some.x)), some.y).double().mean()
+        if not bool(as_fresh <= as_they_are):
+            self.W[1] = scaling.unfold(self.W[1])
+        self.scaling, self.mean[1], self.norm[1] = scaling, self.W[1].clone(), self.W[1].norm()
+        self._snapshot()
+
+    def _input(self, x: Tensor) -> Tensor:
+        return x if self.scaling is None else self.scaling(x)
+
+    def _length(self, rows: int) -> float:
+        """eta_k: noise falls with the rows of a step, so that longer steps pay."""
+        eta = self.eta or min(0.15, 0.06 * max(1.0, rows / 512) ** 0.4)
+        return self.shorter * eta / (1 + self.steps / self.half_life)
+
+    def _factors(self, look: bool) -> Weights:
+        """beta (beta W W' + gamma I)^-1 of the a steps; a large one is factored at refreshes only."""
+        for l in self.K:
+            if look or len(self.K[l]) <= EXACT_SIDE:
+                self.K[l] = self.problem.layers[l].map.output_factor(self.W[l], self.beta, self.gamma)
+        return self.K
+
+    def _watch(self, m: Tensor, y: Tensor) -> None:
+        self._loss = self._loss + self.loss(m, y).sum()
+        self._loss_rows += len(m)
+
+    def _refresh(self) -> bool:
+        """Take what was looked at into the moments, unless the loss says that the last steps must be taken back."""
+        level, self._loss, self._loss_rows = float(self._loss) / self._loss_rows, torch.zeros_like(self._loss), 0
+        if self.first_loss is None:
+            self.first_loss = level
+        if not level <= EXPLODED * max(self.first_loss, 0.0):
+            self._roll_back()
+            return False
+        self._snapshot()
+        for part in (*self.inputs.values(), *self.residuals.values()):
+            part.refresh()
+        return True
+
+    def _move(self, l: int, eta: float) -> None:
+        W, V = self.W[l], self.V[l]
+        size = torch.maximum(W.norm(), self.norm[l])
+        if self.weight_decay:
+            W.narrow(1, 0, self.problem.layers[l].map.inputs).mul_(1 - eta * self.weight_decay)
+        W.addcmul_(V, eta * size / V.norm().clamp_min(torch.finfo(V.dtype).tiny))
+
+    def _average(self) -> None:
+        if self.average:
+            keep = min(0.99, (1 + self.steps) / (10 + self.steps))
+            for l, W in self.W.items():
+                self.mean[l].lerp_(W, 1 - keep)
+
+    def _guard(self) -> None:
+        """Leave no weight behind that is not finite."""
+        fine = all(bool(torch.isfinite(W).all()) for W in self.W.values())
+        self._snapshot() if fine else self._roll_back()
+
+    def _snapshot(self) -> None:
+        self._kept = [[t.clone() for t in part.values()] for part in (self.W, self.mean)]
+
+    def _roll_back(self) -> None:
+        """Back to the weights of the last refresh that was fine, without momentum, and half the length from there."""
+        for part, kept in zip((self.W, self.mean), self._kept, strict=True):
+            for tensor, value in zip(part.values(), kept, strict=True):
+                tensor.copy_(value)
+        for l, W in self.W.items():
+            self.V[l].zero_()
+            self.inputs[l] = moment(W.shape[1], self.rho, W)
+            self.residuals[l] = moment(W.shape[0], self.rho_residual, W)
+        self.shorter *= 0.5
+        self.rollbacks += 1
+        self.steps += 1
+
+
+@final
+class BoundADMM:
+    """AnchoredADMM on one model, for a loop of your own; the model always holds the weights to use."""
+
+    def __init__(self, method: AnchoredADMM, problem: Problem) -> None:
+        """Made by `AnchoredADMM.bind`."""
+        self.method, self.problem = method, problem
+        self.usual = 0  # rows of the largest batch so far: a short last one counts for less
+
+    def step(self, x: Tensor, y: Tensor) -> None:
+        """One step of all weights from the rows at hand; no graph is built, whatever surrounds the call."""
+        with torch.inference_mode(False), torch.no_grad():
+            rows = self._rows(x, y)
+            if self.usual == 0:
+                self.method._scale(rows)
+            self.usual = max(self.usual, rows.count)
+            self.method.sweep(((c.x, c.y) for c in rows.chunks(max(self.method.chunk, WHOLE_BATCH))), self.usual)
+            self.problem.write(self.method.weights())
+
+    def _rows(self, x: Tensor, y: Tensor) -> Rows:
+        """Looking for NaN costs as much as a layer, so it is done when the method looks at its moments too."""
+        if self.method.looks() or x.ndim != 2 or x.shape[1] != self.problem.inputs or len(x) != len(y):
+            return rows_of((x, y), self.problem, "batch")
+        return Rows(x, self.problem.loss.encode(y, self.problem.outputs, x))
+
+    def batch_size_for(self, rows: int) -> int:
+        """See `AnchoredADMM.batch_size_for`."""
+        return self.method.batch_size_for(rows)
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that later steps depend on, and the weights."""
+        return self.method.state_dict() | {"usual": self.usual}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from a state that `state_dict` gave, on a model of the same shape."""
+        self.method.load_state_dict(state)
+        self.usual = int(state["usual"])
+        self.problem.write(self.method.weights())

@@ -1,0 +1,80 @@
+"""Standardised inputs that leave no trace: x is shifted and scaled on the way in, and the first layer takes it back."""
+
+from __future__ import annotations
+
+from typing import Any, final
+
+import torch
+from torch import Tensor
+
+from .data import Rows, take
+
+__all__ = ["Scaling", "measured"]
+
+LOOKS, LOOK_ROWS = 16, 4096  # of more rows, so many stretches of so many are looked at
+REACH = 10.0  # no value looked at ends up further out: a column that is almost always the same would, by its spread
+RAW = 10.0  # columns whose root mean square is beyond this, or all of them below its inverse, are in raw units
+
+
+@final
+class Scaling:
+    """u = (x - shift) * scale, and the first weights in either unit: W u + b = (W scale) x + b - (W scale) shift."""
+
+    def __init__(self, shift: Tensor, scale: Tensor) -> None:
+        """Vectors with one entry a feature."""
+        self.shift, self.scale = shift, scale
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """x standardised."""
+        return (x - self.shift).mul_(self.scale)
+
+    def fold(self, W: Tensor) -> Tensor:
+        """Weights for standardised inputs, turned into weights for raw ones."""
+        return self._turn(W, self.scale, -self.shift)
+
+    def unfold(self, W: Tensor) -> Tensor:
+        """Weights for raw inputs, turned into weights for standardised ones."""
+        return self._turn(W, 1 / self.scale, self.shift * self.scale)
+
+    def _turn(self, W: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
+        columns = len(self.scale)
+        V = W.narrow(1, 0, columns) * scale
+        if W.shape[1] == columns:
+            return V
+        return torch.cat([V, (W.select(1, columns) + V @ shift).unsqueeze(1)], 1)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Both vectors."""
+        return {"shift": self.shift, "scale": self.scale}
+
+
+def measured(rows: Rows, bias: bool, wanted: bool | None) -> Scaling | None:
+    """The scaling of these rows; with `wanted` None only if they look raw. Without a bias nothing is shifted."""
+    mean, square, reach = _statistics(rows)
+    rms = square.sqrt()
+    if wanted is None:
+        wanted = bool((rms.max() > RAW) | (rms.max() < 1 / RAW))
+    if not wanted:
+        return None
+    shift = mean if bias else torch.zeros_like(mean)
+    spread = torch.maximum((square - shift * (2 * mean - shift)).clamp_min(0).sqrt(), reach / REACH)
+    scale = torch.where(spread > 1e-12 * rms.clamp_min(torch.finfo(rms.dtype).tiny), 1 / spread, 1.0)
+    return Scaling(shift.to(rows.x.dtype), scale.to(rows.x.dtype))
+
+
+def _statistics(rows: Rows) -> tuple[Tensor, Tensor, Tensor]:
+    """Mean, mean square and greatest distance from the mean of each feature, in float64, over the rows looked at."""
+    stretches = _stretches(rows.count)
+    count = sum(s.stop - s.start for s in stretches)
+    zero = rows.x.new_zeros(rows.x.shape[1], dtype=torch.float64)
+    mean = sum((take(rows.x, s).double().sum(0) for s in stretches), start=zero) / count
+    square = sum((take(rows.x, s).double().square().sum(0) for s in stretches), start=zero) / count
+    reach = torch.stack([(take(rows.x, s) - mean).abs().amax(0) for s in stretches]).amax(0)
+    return mean, square, reach
+
+
+def _stretches(count: int) -> list[slice]:
+    if count <= LOOKS * LOOK_ROWS:
+        return [slice(i, min(i + LOOK_ROWS, count)) for i in range(0, count, LOOK_ROWS)]
+    starts = [round(i * (count - LOOK_ROWS) / (LOOKS - 1)) for i in range(LOOKS)]
+    return [slice(start, start + LOOK_ROWS) for start in starts]
