@@ -2,7 +2,8 @@
 
 from . import smooth  # noqa: F401 (registers its activations)
 from .activations import AbstractActivation, activation_of
-from .anchored import AnchoredADMM, BoundADMM
+from .anchored import AnchoredADMM
+from .bound import BoundADMM
 from .bregman import BregmanADMM
 from .errors import ConversionError
 from .fit import Result, fit

@@ -52,6 +52,10 @@ class AbstractActivation(abc.ABC):
         `out` as in `__call__`; who gives it gives m away too, as working memory.
         """
 
+    def residual(self, a: Tensor, m: Tensor, h_m: Tensor, beta: float, gamma: float, room: Tensor) -> Tensor:
+        """`minimise(a, m, beta, gamma) - m`, given h(m) as well. The memory of a and of `room` may be used up."""
+        return self.minimise(a, m, beta, gamma).sub_(m)
+
 
 @dataclass(frozen=True)
 class Piece:
@@ -142,6 +146,15 @@ class ReLU(AbstractActivation):
         z = torch.add(m, z, alpha=(1 - r) / r, out=z).clamp_max_(0).mul_(HUGE)
         z = z.add_(m, alpha=1 - p).add_(a, alpha=p)
         return torch.maximum(z, torch.clamp_max(m, 0, out=None if out is None else m), out=z)
+
+    def residual(self, a: Tensor, m: Tensor, h_m: Tensor, beta: float, gamma: float, room: Tensor) -> Tensor:
+        """As above with m taken off: p (a - m), penalised where t < 0, and at least min(m, 0) - m = -h(m)."""
+        r = math.sqrt(beta / (beta + gamma))
+        p = gamma / (gamma + beta)
+        t = torch.clamp_min(a, 0, out=room)
+        t = torch.add(m, t, alpha=(1 - r) / r, out=t).clamp_max_(0)
+        a.sub_(m).add_(t, alpha=HUGE / p).mul_(p)
+        return torch.maximum(a, torch.neg(h_m, out=t), out=a)
 
     def __repr__(self) -> str:
         return "ReLU()"

@@ -10,20 +10,22 @@ from torch import Tensor, nn
 
 from . import steps
 from .arguments import choice, fraction, positive, positive_int
-from .data import Rows, rows_of
+from .bound import BoundADMM
+from .data import Rows
 from .losses import loss_of
 from .method import AbstractMethod
 from .moments import AbstractMoment, moment
 from .problem import Problem, Weights, from_module
 from .scaling import Scaling, measured
 
-__all__ = ["AnchoredADMM", "BoundADMM"]
+__all__ = ["AnchoredADMM"]
 
 CHUNK_ENTRIES = 1 << 19  # of the widest layer: a chunk's temporaries then stay in the last-level cache
 EXACT_SIDE = 16  # up to so many outputs the factor of the a step is taken anew every batch, else at refreshes
-EARLY = (1, 2, 4, 8)  # batches at which moments are refreshed too, while they know little
-WHOLE_BATCH = 4096  # a batch of a user's own loop up to this is not cut into chunks
-EXPLODED = 2.0  # a loss above so many times the first one is taken back
+EARLY = (1, 2, 4, 8, 16)  # batches at which moments are refreshed too, while they know little
+EXPLODED = 2.0  # a loss above so many times that of the first weights is taken back
+
+COUNTERS = ("steps", "epoch", "shorter", "rollbacks", "highest")
 
 Batch = tuple[Tensor, Tensor]
 
@@ -33,7 +35,7 @@ class AnchoredADMM(AbstractMethod):
     """The fast method, for full batches and mini-batches alike; docs/anchored.md says how each default was chosen.
 
     - `loss`: a name, a torch criterion or an AbstractLoss.
-    - `batch_size`: rows of a mini-batch; "auto" takes 256, fewer for few rows; "full" takes all rows every time.
+    - `batch_size`: rows of a mini-batch; "auto" takes 512, fewer for few rows; "full" takes all rows every time.
     - `eta`: relative length of a step (of [W, b] as a whole); None takes 0.06, and more for large batches.
     - `half_life`: steps after which the length has halved: eta / (1 + k / half_life).
     - `momentum`: on the weight steps.
@@ -54,7 +56,9 @@ class AnchoredADMM(AbstractMethod):
     K: Weights
     inputs: dict[int, AbstractMoment]
     residuals: dict[int, AbstractMoment]
-    first_loss: float | None
+    first_W: Weights
+    kept_W: Weights
+    kept_mean: Weights
     scaling: Scaling | None
 
     def __init__(
@@ -69,7 +73,7 @@ class AnchoredADMM(AbstractMethod):
         rho_residual: float = 1.0,
         beta: float = 1.0,
         gamma: float = 1.0,
-        refresh: int = 20,
+        refresh: int = 40,
         average: bool = True,
         weight_decay: float = 0.0,
         standardise: bool | None = None,
@@ -93,8 +97,9 @@ class AnchoredADMM(AbstractMethod):
 
     def bind(self, model: nn.Module) -> BoundADMM:
         """Train `model` from a loop of your own: `for x, y in loader: bound.step(x, y)`."""
-        problem = from_module(model, self.loss)
-        self._start(problem)
+        with torch.inference_mode(False), torch.no_grad():
+            problem = from_module(model, self.loss)
+            self._start(problem)
         return BoundADMM(self, problem)
 
     def batch_size_for(self, rows: int) -> int:
@@ -103,7 +108,7 @@ class AnchoredADMM(AbstractMethod):
             return min(self.batch_size, rows)
         if self.batch_size == "full":
             return rows
-        return min(rows, max(32, min(256, 1 << (rows // 16).bit_length() >> 1)))
+        return min(rows, max(32, min(512, 1 << (rows // 16).bit_length() >> 1)))
 
     @torch.no_grad()
     def init(self, problem: Problem, rows: Rows, *, batch_size: int | None = None, seed: int = 0) -> None:
@@ -111,7 +116,7 @@ class AnchoredADMM(AbstractMethod):
         self.rows, self.seed = rows, seed
         self.size = self.batch_size_for(rows.count) if batch_size is None else min(batch_size, rows.count)
         self._start(problem)
-        self._scale(rows)
+        self.scale(rows)
 
     def step(self) -> None:
         """One epoch of mini-batches, or one sweep over all rows."""
@@ -135,12 +140,13 @@ class AnchoredADMM(AbstractMethod):
             a: Weights = {}
             m: Weights = {}
             for l, layer in layers.items():
-                a[l - 1] = layer.map.extend(layers[l - 1].h(m[l - 1]) if l > 1 else self._input(x))
-                m[l] = layer.map.forward(W[l], a[l - 1])
+                z, h = (m[l - 1], layers[l - 1].h) if l > 1 else (self._input(x), None)
+                a[l - 1] = layer.map.extend(z, h, self._room("a", l, len(x), W[l].shape[1]))
+                m[l] = layer.map.forward(W[l], a[l - 1], self._room("m", l, len(x), len(W[l])) if l < L else None)
             # output: r_L = argmin_z { loss(z, y) + beta ||z - m_L||^2 } - m_L
             r = self.loss.prox(m[L], y, beta).sub_(m[L])
             if look:
-                self._watch(m[L], y)
+                self._watch(x, m[L], y)
             for l in range(L, 0, -1):
                 # sums of the weight step: R_l = sum r_l' [a_{l-1}, 1]
                 R_l = layers[l].map.cross(r, a[l - 1])
@@ -150,10 +156,13 @@ class AnchoredADMM(AbstractMethod):
                     self.residuals[l].look(r)
                 if l > 1:
                     # target a' = argmin_a { beta ||r_l - W_l (a - a_{l-1})||^2 + gamma ||a - a_{l-1}||^2 }
-                    target = layers[l].map.pull_back(W[l], r @ K[l], a[l - 1])
+                    room = self._room("target", l, len(x), layers[l].map.inputs)
+                    target = layers[l].map.pull_back(W[l], r @ K[l], a[l - 1], room)
                     # r_{l-1} = argmin_z { gamma ||a' - h(z)||^2 + beta ||z - m_{l-1}||^2 } - m_{l-1}
-                    r = steps.hidden_step(layers[l - 1].h, target, m[l - 1], beta, gamma).sub_(m[l - 1])
-        if look and not self._refresh():
+                    h_m = a[l - 1].narrow(1, 0, target.shape[1])
+                    room = self._room("r", l, len(x), target.shape[1])
+                    r = steps.hidden_residual(layers[l - 1].h, target, m[l - 1], h_m, beta, gamma, room)
+        if look and not self._refresh(rows):
             return
         for l in layers:
             # D_l = (C_l + rho' s' I)^-1 R_l (G_l + rho s I)^-1, up to scale;  V_l = mu V_l + D_l
@@ -169,7 +178,11 @@ class AnchoredADMM(AbstractMethod):
         return self.steps % self.refresh == 0 or self.steps in EARLY
 
     def weights(self) -> Weights:
-        """The average of W, or W itself with average=False."""
+        """The average of W, or W itself with average=False, as the model takes them; copies."""
+        return {l: W.clone() for l, W in self.current().items()}
+
+    def current(self) -> Weights:
+        """As `weights`, but what the next sweep writes to."""
         W = self.mean if self.average else self.W
         return W if self.scaling is None else {**W, 1: self.scaling.fold(W[1])}
 
@@ -178,59 +191,73 @@ class AnchoredADMM(AbstractMethod):
         return {"step_length": self._length(getattr(self, "size", 1)), "rollbacks": float(self.rollbacks)}
 
     def state_dict(self) -> dict[str, Any]:
-        """Weights, momentum, average, moments and counters."""
+        """Weights, momentum, average, moments, what a roll-back goes back to, and counters; copies."""
+        tensors = {name: {l: t.clone() for l, t in part.items()} for name, part in self._parts().items()}
         return {
-            "W": dict(self.W),
-            "V": dict(self.V),
-            "mean": dict(self.mean),
+            **tensors,
             "inputs": {l: part.state_dict() for l, part in self.inputs.items()},
             "residuals": {l: part.state_dict() for l, part in self.residuals.items()},
-            "K": dict(self.K),
-            "norm": dict(self.norm),
-            "steps": self.steps,
-            "epoch": self.epoch,
-            "shorter": self.shorter,
-            "rollbacks": self.rollbacks,
-            "first_loss": self.first_loss,
             "scaling": None if self.scaling is None else self.scaling.state_dict(),
+            **{name: getattr(self, name) for name in COUNTERS},
         }
 
     @torch.no_grad()
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Copy a state into this run; shapes must be those of this problem."""
-        for name, mine in (("W", self.W), ("V", self.V), ("mean", self.mean), ("K", self.K), ("norm", self.norm)):
+        for name, mine in self._parts().items():
             if name not in state:
                 raise ValueError(f"state has no {name!r}; one that AnchoredADMM.state_dict() gave is expected")
             for l, tensor in mine.items():
                 if l not in state[name] or state[name][l].shape != tensor.shape:
                     came = tuple(state[name][l].shape) if l in state[name] else "nothing"
                     raise ValueError(f"state: {name}[{l}] is {came}; {tuple(tensor.shape)} is expected")
+        for name in ("inputs", "residuals", "scaling", *COUNTERS):
+            if name not in state:
+                raise ValueError(f"state has no {name!r}; one that AnchoredADMM.state_dict() gave is expected")
+        for name, mine in self._parts().items():
+            for l, tensor in mine.items():
                 tensor.copy_(state[name][l])
         for l in self.W:
             self.inputs[l].load_state_dict(state["inputs"][l])
             self.residuals[l].load_state_dict(state["residuals"][l])
-        self.steps, self.epoch = int(state["steps"]), int(state["epoch"])
-        self.shorter, self.rollbacks = float(state["shorter"]), int(state["rollbacks"])
-        self.first_loss = state["first_loss"]
-        self.scaling = None if state["scaling"] is None else Scaling(**state["scaling"])
-        self._snapshot()
+        kept = state["scaling"]
+        self.scaling = (
+            None if kept is None else Scaling(*(kept[k].to(self.W[1], copy=True) for k in ("shift", "scale")))
+        )
+        for name in COUNTERS:
+            setattr(self, name, state[name])
+
+    def _parts(self) -> dict[str, Weights]:
+        return {
+            "W": self.W,
+            "V": self.V,
+            "mean": self.mean,
+            "norm": self.norm,
+            "K": self.K,
+            "first_W": self.first_W,
+            "kept_W": self.kept_W,
+            "kept_mean": self.kept_mean,
+        }
 
     def _start(self, problem: Problem) -> None:
         self.problem, self.W = problem, problem.read()
-        self.steps, self.rollbacks, self.shorter = 0, 0, 1.0
-        self.first_loss, self.scaling, self.epoch = None, None, 0
+        self.steps, self.epoch, self.rollbacks, self.shorter = 0, 0, 0, 1.0
+        self.highest = 0.0  # loss of the first weights at any look
+        self.scaling = None
         self.V = {l: torch.zeros_like(W) for l, W in self.W.items()}
         self.mean = {l: W.clone() for l, W in self.W.items()}
-        self.norm = {l: W.norm() for l, W in self.W.items()}
+        self.norm = {l: _size(W) for l, W in self.W.items()}
         self.inputs = {l: moment(W.shape[1], self.rho, W) for l, W in self.W.items()}
         self.residuals = {l: moment(W.shape[0], self.rho_residual, W) for l, W in self.W.items()}
         self.K = {l: W.new_zeros(len(W), len(W)) for l, W in self.W.items() if l > 1}
         widest = max(layer.map.outputs for layer in problem.layers.values())
         self.chunk = max(256, CHUNK_ENTRIES // widest)
-        self._loss, self._loss_rows = self.W[1].new_zeros(()), 0
-        self._snapshot()
+        self._watched: list[Tensor] = []
+        self._rooms: dict[tuple[str, int], Tensor] = {}
+        self._keep()
+        self.first_W = {l: W.clone() for l, W in self.W.items()}
 
-    def _scale(self, rows: Rows) -> None:
+    def scale(self, rows: Rows) -> None:
         """Standardise, and read the first weights in the unit in which they fit the rows better.
 
         Fresh weights are meant for inputs of unit size; those of a model that was trained already, for its own.
@@ -244,11 +271,22 @@ class AnchoredADMM(AbstractMethod):
         as_fresh = self.loss(self.problem.forward(self.W, scaling(some.x)), some.y).double().mean()
         if not bool(as_fresh <= as_they_are):
             self.W[1] = scaling.unfold(self.W[1])
-        self.scaling, self.mean[1], self.norm[1] = scaling, self.W[1].clone(), self.W[1].norm()
-        self._snapshot()
+        self.scaling, self.mean[1], self.norm[1] = scaling, self.W[1].clone(), _size(self.W[1])
+        self._keep()
+        self.first_W = {l: W.clone() for l, W in self.W.items()}
 
     def _input(self, x: Tensor) -> Tensor:
         return x if self.scaling is None else self.scaling(x)
+
+    def _room(self, name: str, l: int, rows: int, columns: int) -> Tensor:
+        """Memory that every batch uses again: first touching new memory costs more than computing what goes there.
+
+        It starts as ones: nobody writes to the last column of [a, 1].
+        """
+        kept = self._rooms.get((name, l))
+        if kept is None or len(kept) < rows:
+            kept = self._rooms[name, l] = self.W[l].new_ones(rows, columns)
+        return kept.narrow(0, 0, rows)
 
     def _length(self, rows: int) -> float:
         """eta_k: noise falls with the rows of a step, so that longer steps pay."""
@@ -262,29 +300,32 @@ class AnchoredADMM(AbstractMethod):
                 self.K[l] = self.problem.layers[l].map.output_factor(self.W[l], self.beta, self.gamma)
         return self.K
 
-    def _watch(self, m: Tensor, y: Tensor) -> None:
-        self._loss = self._loss + self.loss(m, y).sum()
-        self._loss_rows += len(m)
+    def _watch(self, x: Tensor, m: Tensor, y: Tensor) -> None:
+        """Add up the loss now, and that of the first weights on the same rows: one batch may be harder than another."""
+        first = self.problem.forward(self.first_W, self._input(x))
+        self._watched.append(torch.stack([self.loss(z, y).double().sum() for z in (m, first)]))
 
-    def _refresh(self) -> bool:
+    def _refresh(self, rows: int) -> bool:
         """Take what was looked at into the moments, unless the loss says that the last steps must be taken back."""
-        level, self._loss, self._loss_rows = float(self._loss) / self._loss_rows, torch.zeros_like(self._loss), 0
-        if self.first_loss is None:
-            self.first_loss = level
-        if not level <= EXPLODED * max(self.first_loss, 0.0):
+        now, first = (torch.stack(self._watched).sum(0) / max(1, rows)).tolist()
+        self._watched = []
+        self.highest = max(self.highest, first)
+        if not now <= EXPLODED * self.highest:
             self._roll_back()
             return False
-        self._snapshot()
+        if now <= self.highest:  # between the two bounds things may go either way
+            self._keep()
         for part in (*self.inputs.values(), *self.residuals.values()):
             part.refresh()
         return True
 
     def _move(self, l: int, eta: float) -> None:
         W, V = self.W[l], self.V[l]
-        size = torch.maximum(W.norm(), self.norm[l])
+        length, size = V.norm(), torch.maximum(W.norm(), self.norm[l])
         if self.weight_decay:
             W.narrow(1, 0, self.problem.layers[l].map.inputs).mul_(1 - eta * self.weight_decay)
-        W.addcmul_(V, eta * size / V.norm().clamp_min(torch.finfo(V.dtype).tiny))
+        # a V whose squares underflow has no direction: that layer waits
+        W.addcmul_(V, torch.where(length > torch.finfo(V.dtype).tiny ** 0.5, eta * size / length, 0.0))
 
     def _average(self) -> None:
         if self.average:
@@ -294,61 +335,28 @@ class AnchoredADMM(AbstractMethod):
 
     def _guard(self) -> None:
         """Leave no weight behind that is not finite."""
-        fine = all(bool(torch.isfinite(W).all()) for W in self.W.values())
-        self._snapshot() if fine else self._roll_back()
+        if not all(bool(torch.isfinite(W).all()) for W in self.W.values()):
+            self._roll_back()
 
-    def _snapshot(self) -> None:
-        self._kept = [[t.clone() for t in part.values()] for part in (self.W, self.mean)]
+    def _keep(self) -> None:
+        self.kept_W = {l: W.clone() for l, W in self.W.items()}
+        self.kept_mean = {l: W.clone() for l, W in self.mean.items()}
 
     def _roll_back(self) -> None:
-        """Back to the weights of the last refresh that was fine, without momentum, and half the length from there."""
-        for part, kept in zip((self.W, self.mean), self._kept, strict=True):
-            for tensor, value in zip(part.values(), kept, strict=True):
-                tensor.copy_(value)
+        """Back to the weights of the last look that was fine, without momentum, and half the length from there."""
         for l, W in self.W.items():
+            W.copy_(self.kept_W[l])
+            self.mean[l].copy_(self.kept_mean[l])
             self.V[l].zero_()
             self.inputs[l] = moment(W.shape[1], self.rho, W)
             self.residuals[l] = moment(W.shape[0], self.rho_residual, W)
+        self._factors(True)
         self.shorter *= 0.5
         self.rollbacks += 1
         self.steps += 1
 
 
-@final
-class BoundADMM:
-    """AnchoredADMM on one model, for a loop of your own; the model always holds the weights to use."""
-
-    def __init__(self, method: AnchoredADMM, problem: Problem) -> None:
-        """Made by `AnchoredADMM.bind`."""
-        self.method, self.problem = method, problem
-        self.usual = 0  # rows of the largest batch so far: a short last one counts for less
-
-    def step(self, x: Tensor, y: Tensor) -> None:
-        """One step of all weights from the rows at hand; no graph is built, whatever surrounds the call."""
-        with torch.inference_mode(False), torch.no_grad():
-            rows = self._rows(x, y)
-            if self.usual == 0:
-                self.method._scale(rows)
-            self.usual = max(self.usual, rows.count)
-            self.method.sweep(((c.x, c.y) for c in rows.chunks(max(self.method.chunk, WHOLE_BATCH))), self.usual)
-            self.problem.write(self.method.weights())
-
-    def _rows(self, x: Tensor, y: Tensor) -> Rows:
-        """Looking for NaN costs as much as a layer, so it is done when the method looks at its moments too."""
-        if self.method.looks() or x.ndim != 2 or x.shape[1] != self.problem.inputs or len(x) != len(y):
-            return rows_of((x, y), self.problem, "batch")
-        return Rows(x, self.problem.loss.encode(y, self.problem.outputs, x))
-
-    def batch_size_for(self, rows: int) -> int:
-        """See `AnchoredADMM.batch_size_for`."""
-        return self.method.batch_size_for(rows)
-
-    def state_dict(self) -> dict[str, Any]:
-        """All that later steps depend on, and the weights."""
-        return self.method.state_dict() | {"usual": self.usual}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from a state that `state_dict` gave, on a model of the same shape."""
-        self.method.load_state_dict(state)
-        self.usual = int(state["usual"])
-        self.problem.write(self.method.weights())
+def _size(W: Tensor) -> Tensor:
+    """The norm of W, or, for one that starts at zero or hardly above, that of fresh weights in its place."""
+    norm, fresh = W.norm(), (len(W) / 3) ** 0.5
+    return torch.where(norm < fresh / 10, fresh, norm)

@@ -58,7 +58,8 @@ def measured(rows: Rows, bias: bool, wanted: bool | None) -> Scaling | None:
         return None
     shift = mean if bias else torch.zeros_like(mean)
     spread = torch.maximum((square - shift * (2 * mean - shift)).clamp_min(0).sqrt(), reach / REACH)
-    scale = torch.where(spread > 1e-12 * rms.clamp_min(torch.finfo(rms.dtype).tiny), 1 / spread, 1.0)
+    constant = spread <= 1e-12 * rms  # scaled too, or its shift would drown the bias that it is folded into
+    scale = 1 / torch.where(constant, rms.clamp_min(1.0), spread)
     return Scaling(shift.to(rows.x.dtype), scale.to(rows.x.dtype))
 
 

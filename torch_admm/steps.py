@@ -29,7 +29,7 @@ from .gram import Factor
 from .losses import AbstractLoss
 from .maps import InputSolve
 
-__all__ = ["activation_step", "hidden_step", "multiplier_step", "output_step", "weight_step"]
+__all__ = ["activation_step", "hidden_residual", "hidden_step", "multiplier_step", "output_step", "weight_step"]
 
 
 def weight_step(gram: Factor, R: Tensor, like: Tensor) -> Tensor:
@@ -47,6 +47,13 @@ def hidden_step(
 ) -> Tensor:
     """argmin_z  gamma_l ||a_l - h_l(z)||^2 + beta_l ||z - m_l||^2."""
     return h.minimise(a, m, beta, gamma, out)
+
+
+def hidden_residual(
+    h: AbstractActivation, a: Tensor, m: Tensor, h_m: Tensor, beta: float, gamma: float, room: Tensor
+) -> Tensor:
+    """argmin_z { gamma_l ||a_l - h_l(z)||^2 + beta_l ||z - m_l||^2 } - m_l; a and room are used up."""
+    return h.residual(a, m, h_m, beta, gamma, room)
 
 
 def output_step(loss: AbstractLoss, m: Tensor, y: Tensor, lam: Tensor, beta: float) -> Tensor:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from ..activations import AbstractActivation
 from ..gram import Gram
 
 __all__ = ["AbstractLinearMap", "InputSolve"]
@@ -50,13 +51,16 @@ class AbstractLinearMap(abc.ABC):
         """Factor argmin_a beta ||z - W a - b||^2 + gamma ||a - h||^2 once; apply it to any rows h, z."""
 
     @abc.abstractmethod
-    def extend(self, a: Tensor) -> Tensor:
-        """[a, 1], or a without a bias: rows that `forward`, `cross` and `pull_back` take as readily, and faster."""
+    def extend(self, z: Tensor, h: AbstractActivation | None, out: Tensor) -> Tensor:
+        """Write a = h(z) into the columns of `out` but the last, of ones, if there is a bias.
+
+        `forward`, `cross` and `pull_back` take such rows [a, 1] as well as a, and are faster on them.
+        """
 
     @abc.abstractmethod
     def output_factor(self, W: Tensor, beta: float, gamma: float) -> Tensor:
         """beta (beta W W' + gamma I)^-1, which turns residuals of the outputs into a step of the inputs."""
 
     @abc.abstractmethod
-    def pull_back(self, W: Tensor, r: Tensor, a: Tensor) -> Tensor:
-        """a + r W, for rows r of the outputs and a of the inputs."""
+    def pull_back(self, W: Tensor, r: Tensor, a: Tensor, out: Tensor) -> Tensor:
+        """a + r W, for rows r of the outputs and a of the inputs, in `out`."""

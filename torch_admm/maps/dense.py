@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from .. import gram
+from ..activations import AbstractActivation
 from .base import AbstractLinearMap, InputSolve
 
 __all__ = ["Dense", "map_of"]
@@ -35,7 +36,7 @@ class Dense(AbstractLinearMap):
             self.module.bias.copy_(W.select(1, self.inputs))
 
     def forward(self, W: Tensor, a: Tensor, out: Tensor | None = None) -> Tensor:
-        if a.shape[1] == W.shape[1] and self.outputs > 1:  # without a bias, or [a, 1]
+        if a.shape[1] == W.shape[1] and (self.outputs > 1 or out is not None):  # without a bias, or [a, 1]
             return torch.mm(a, W.T, out=out)
         if self.inputs < self.outputs:  # a column of ones is cheaper than a pass over m; addmm makes two
             return torch.mm(gram.with_ones(a), W.T, out=out)
@@ -65,8 +66,12 @@ class Dense(AbstractLinearMap):
         M = M.to(W.dtype)
         return lambda h, z: h.addmm_(z - self.forward(W, h), M)
 
-    def extend(self, a: Tensor) -> Tensor:
-        return gram.with_ones(a) if self.bias else a
+    def extend(self, z: Tensor, h: AbstractActivation | None, out: Tensor) -> Tensor:
+        inside = out.narrow(1, 0, self.inputs)
+        a = z if h is None else h(z, inside)
+        if a is not inside:
+            inside.copy_(a)
+        return out
 
     def output_factor(self, W: Tensor, beta: float, gamma: float) -> Tensor:
         V = W.narrow(1, 0, self.inputs)
@@ -76,9 +81,9 @@ class Dense(AbstractLinearMap):
         K.diagonal().add_(gamma / beta)
         return torch.cholesky_inverse(torch.linalg.cholesky_ex(K).L).to(W.dtype)
 
-    def pull_back(self, W: Tensor, r: Tensor, a: Tensor) -> Tensor:
+    def pull_back(self, W: Tensor, r: Tensor, a: Tensor, out: Tensor) -> Tensor:
         V, a = W.narrow(1, 0, self.inputs), a.narrow(1, 0, self.inputs)
-        return torch.addcmul(a, r, V) if self.outputs == 1 else torch.addmm(a, r, V)
+        return torch.addcmul(a, r, V, out=out) if self.outputs == 1 else torch.mm(r, V, out=out).add_(a)
 
     def _matrix(self, W: Tensor) -> Tensor:
         return _packed(W.narrow(1, 0, self.inputs))

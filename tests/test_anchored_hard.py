@@ -1,0 +1,234 @@
+"""Hard cases with the default method: no NaN, never worse than the start, and what can be learned is learned."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tests.helpers import blobs, net, rng
+from torch_admm import AnchoredADMM, Outcome, Result, fit
+from torch_admm.stop import is_better
+
+Data = tuple[Tensor, Tensor]
+KINDS = {"binary": 1, "classes": 3, "regression": 1, "several targets": 2}
+
+
+def task(kind: str, rows: int = 200, features: int = 6) -> Data:
+    """Something that can be learned: the classes of blobs, or smooth functions of two features."""
+    x, _ = blobs(rows, features)
+    score = x[:, 0] + x[:, -1].square()
+    if kind == "binary":
+        return x, (score > score.median()).long()
+    if kind == "classes":
+        return x, torch.bucketize(score, torch.quantile(score, torch.tensor([1 / 3, 2 / 3])))
+    return x, score if kind == "regression" else torch.stack([score, x[:, 0]], 1)
+
+
+def run(model: nn.Module, data: Data, sweeps: int = 5, **settings: Any) -> Result:
+    """What holds for any data: finite weights, a best row no worse than the first, and a sentence."""
+    result = fit(model, data, max_sweeps=sweeps, sinks=(), **settings)
+    assert result.outcome is Outcome.MAX_SWEEPS
+    assert result.message == "all sweeps were made"
+    assert all(bool(torch.isfinite(p).all()) for p in model.parameters())
+    assert all(math.isfinite(row["loss"]) for row in result.history)
+    monitor = next(k for k in result.best if k.startswith("train_"))
+    assert not is_better(monitor, result.history[0][monitor], result.best[monitor])
+    lowest = fit(model, data, max_sweeps=1, sinks=(), monitor="loss")
+    assert lowest.best["loss"] <= lowest.history[0]["loss"]
+    return result
+
+
+def falls(result: Result, by: float = 0.1) -> bool:
+    """Is the lowest loss of the run by so much below the first?"""
+    return min(row["loss"] for row in result.history) < (1 - by) * result.history[0]["loss"]
+
+
+@pytest.mark.parametrize("act", [nn.ReLU, nn.Tanh, nn.GELU, nn.Hardtanh])
+@pytest.mark.parametrize("kind", KINDS)
+def test_plain(kind: str, act: type[nn.Module]) -> None:
+    assert falls(run(net(6, 20, KINDS[kind], act=act), task(kind)))
+
+
+FEATURES: dict[str, Callable[[Tensor], Tensor]] = {
+    "constant": lambda x: torch.cat([x, torch.ones(len(x), 2)], 1),
+    "constant and large": lambda x: torch.cat([x, torch.full((len(x), 2), 1e5)], 1),
+    "zero": lambda x: torch.cat([x, torch.zeros(len(x), 2)], 1),
+    "duplicated": lambda x: torch.cat([x, x], 1),
+    "almost duplicated": lambda x: torch.cat([x, x + 1e-6], 1),
+    "from 1e-6 to 1e6": lambda x: x * torch.logspace(-6, 6, x.shape[1]),
+    "all 1e-6": lambda x: x * 1e-6,
+    "all 1e6": lambda x: x * 1e6,
+    "shifted by 1e4": lambda x: x + 1e4,
+    "mostly zero": lambda x: torch.cat([x, torch.eye(len(x))[:, :8]], 1),
+}
+
+
+@pytest.mark.parametrize("case", FEATURES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_features(kind: str, case: str) -> None:
+    x, y = task(kind)
+    x = FEATURES[case](x)
+    assert falls(run(net(x.shape[1], 20, KINDS[kind]), (x, y)))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("count", [1, 5])
+def test_outliers_in_x(kind: str, count: int) -> None:
+    """The rest is flat beside 1e8, so there is little to learn; but nothing breaks."""
+    x, y = task(kind)
+    x[:count, 0] = 1e8
+    run(net(6, 20, KINDS[kind]), (x, y))
+
+
+@pytest.mark.parametrize("label", [0, 1])
+@pytest.mark.parametrize("kind", ["binary", "classes"])
+def test_one_class_only(kind: str, label: int) -> None:
+    x, y = task(kind)
+    assert falls(run(net(6, 20, KINDS[kind]), (x, torch.full_like(y, label))))
+
+
+@pytest.mark.parametrize("kind", ["binary", "classes"])
+def test_one_row_of_a_rare_class(kind: str) -> None:
+    x, y = task(kind)
+    y = torch.zeros_like(y)
+    y[0] = 1
+    assert falls(run(net(6, 20, KINDS[kind]), (x, y)))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_targets_by_chance(kind: str) -> None:
+    x, y = task(kind)
+    run(net(6, 20, KINDS[kind]), (x, y[torch.randperm(len(y), generator=rng(3))]))
+
+
+@pytest.mark.parametrize("value", [0.0, 1.0, -7.5, 1e6])
+@pytest.mark.parametrize("kind", ["regression", "several targets"])
+def test_constant_targets(kind: str, value: float) -> None:
+    x, y = task(kind)
+    result = run(net(6, 20, KINDS[kind]), (x, torch.full_like(y, value)))
+    assert min(row["loss"] for row in result.history) < result.history[0]["loss"]
+
+
+@pytest.mark.parametrize("size", [1e-6, 1e3, 1e6])
+@pytest.mark.parametrize("kind", ["regression", "several targets"])
+def test_targets_of_any_size(kind: str, size: float) -> None:
+    x, y = task(kind)
+    result = run(net(6, 20, KINDS[kind]), (x, y * size))
+    assert min(row["loss"] for row in result.history) < result.history[0]["loss"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("rows", [1, 2, 3])
+def test_few_rows(kind: str, rows: int) -> None:
+    x, y = task(kind)
+    assert falls(run(net(6, 20, KINDS[kind]), (x[:rows], y[:rows]), sweeps=20), 0.05)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("size", [1, 3, 10])
+def test_batches_smaller_than_the_width(kind: str, size: int) -> None:
+    run(net(6, 20, KINDS[kind]), task(kind, 60), batch_size=size)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("widths", [(1,), (300,), (1, 300), (300, 1), (1, 1), (150, 140)])
+def test_widths(kind: str, widths: tuple[int, ...]) -> None:
+    run(net(6, *widths, KINDS[kind]), task(kind))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("act", [nn.ReLU, nn.Tanh])
+def test_twenty_layers(kind: str, act: type[nn.Module]) -> None:
+    run(net(6, *[12] * 19, KINDS[kind], act=act), task(kind, 100))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("bias", [True, False])
+def test_no_hidden_layer(kind: str, bias: bool) -> None:
+    run(net(6, KINDS[kind], bias=bias), task(kind))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_all_units_dead(kind: str) -> None:
+    """Nothing reaches the first layer, but the bias of the last learns what a constant can."""
+    model = net(6, 20, KINDS[kind])
+    nn.init.constant_(next(p for p in model.parameters() if p.ndim == 1), -1e3)
+    x, y = task(kind)
+    y = torch.ones_like(y) if not y.is_floating_point() else y + 3
+    result = run(model, (x, y))
+    assert result.history[-1]["rollbacks"] == 0
+    assert falls(result)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_some_units_dead(kind: str) -> None:
+    model = net(6, 40, KINDS[kind])
+    bias = next(p for p in model.parameters() if p.ndim == 1)
+    with torch.no_grad():
+        bias[::2] = -1e3
+    run(model, task(kind))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("widths", [(), (20,)])
+def test_last_layer_from_zero(kind: str, widths: tuple[int, ...]) -> None:
+    """Zero is a usual start of a last layer, and a step relative to it must not be zero."""
+    model = net(6, *widths, KINDS[kind])
+    for p in model[-1].parameters():
+        nn.init.zeros_(p)
+    assert falls(run(model, task(kind), sweeps=10), 0.05)
+
+
+@pytest.mark.parametrize("size", [1e-3, 1e3])
+@pytest.mark.parametrize("kind", KINDS)
+def test_weights_of_any_size_to_start_from(kind: str, size: float) -> None:
+    model = net(6, 20, KINDS[kind])
+    with torch.no_grad():
+        for p in model.parameters():
+            p.mul_(size)
+    run(model, task(kind))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_perfect_start(kind: str) -> None:
+    """Where the loss is as low as it gets there is nothing to win, and little is lost."""
+    model = net(6, 20, KINDS[kind])
+    x, y = task(kind)
+    with torch.no_grad():
+        z = model(x)
+    if kind in ("binary", "classes"):
+        with torch.no_grad():
+            for p in model[-1].parameters():
+                p.mul_(1e3)
+        y = (z[:, 0] > 0).long() if kind == "binary" else z.argmax(1)
+    else:
+        y = z.squeeze(1) if kind == "regression" else z
+    before = [p.detach().clone() for p in model.parameters()]
+    result = fit(model, (x, y), max_sweeps=3, sinks=(), monitor="loss")
+    assert all(math.isfinite(row["loss"]) for row in result.history)
+    assert result.best["loss"] <= result.history[0]["loss"]
+    if result.best["sweep"] == 0:
+        assert all(torch.equal(p, q) for p, q in zip(model.parameters(), before, strict=True))
+
+
+@pytest.mark.parametrize("loss", ["hinge", "l1", "huber", "logistic", "squared"])
+def test_every_loss_of_one_output(loss: str) -> None:
+    kind = "binary" if loss in ("hinge", "logistic") else "regression"
+    assert falls(run(net(6, 20, 1), task(kind), method=AnchoredADMM(loss)))
+
+
+@pytest.mark.parametrize("loss", ["cross_entropy", "one_vs_rest_hinge"])
+def test_every_loss_of_classes(loss: str) -> None:
+    assert falls(run(net(6, 20, 3), task("classes"), method=AnchoredADMM(loss)))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_float64(kind: str) -> None:
+    x, y = task(kind)
+    y = y.double() if y.is_floating_point() else y
+    assert falls(run(net(6, 20, KINDS[kind], dtype=torch.float64), (x.double(), y)))
