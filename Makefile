@@ -1,6 +1,8 @@
 PYTHON ?= python3
 VENV ?= .venv
 DATA ?= data
+CACHE ?= .cache
+PROBLEMS := higgs svhn mnist mnist-4096 higgs-full
 BIN := $(VENV)/bin
 
 .PHONY: demo test lint types unit results readme clean
@@ -26,11 +28,15 @@ types: $(VENV)/ready
 unit: $(VENV)/ready
 	$(BIN)/python -m pytest
 
-# The figures in README: real data under DATA, some minutes on a quiet machine.
+# The figures in README and docs: real data under DATA, an hour or two on a quiet machine.
 results: $(VENV)/ready
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev,images]"
 	$(BIN)/python -m benchmarks.bregman --data-dir $(DATA) --out benchmarks/results/bregman.json
 	$(BIN)/python -m benchmarks.kernels --out benchmarks/results/kernels.json
+	$(BIN)/python -m benchmarks.steps --out benchmarks/results/steps.json
+	$(BIN)/python -m benchmarks.ablation --data-dir $(DATA) --cache-dir $(CACHE) --out benchmarks/results/ablation.json
+	for p in $(PROBLEMS); do $(BIN)/python -m benchmarks.time_to_accuracy --data-dir $(DATA) --cache-dir $(CACHE) \
+		--problems $$p --out benchmarks/results/time_to_accuracy_$$p.json || exit; done
 	$(MAKE) readme
 
 readme: $(VENV)/ready

@@ -1,4 +1,4 @@
-"""Writes the tables of README.md from benchmarks/results; a test checks that they agree.
+"""Writes the tables of README.md and docs/anchored.md from benchmarks/results; a test checks that they agree.
 
 python -m benchmarks.readme
 """
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parent.parent
-README = ROOT / "README.md"
+PAGES = (ROOT / "README.md", ROOT / "docs" / "anchored.md")
 
 
 def load(name: str) -> Any:
@@ -53,18 +53,65 @@ def kernels() -> str:
     return "\n".join(lines)
 
 
+def seconds(value: float | None) -> str:
+    return "never" if value is None else f"{value:.3f} s"
+
+
+def time_to_accuracy() -> str:
+    lines = [
+        "| problem, target | ours, no tuning | best tuned rival | ratio (aimed at) | best plain rival | ratio "
+        "| best accuracy, ours and rivals |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    for path in sorted((ROOT / "benchmarks" / "results").glob("time_to_accuracy_*.json")):
+        for name, result in json.loads(path.read_text(encoding="utf-8"))["results"].items():
+            problem, v = result["problem"], result["verdict"]
+            net = "-".join(map(str, problem["widths"]))
+            cells = [f"{name} {net}, {problem['target']:.0%}", seconds(v["ours"]["seconds"])]
+            for pool, aim in (("averaging_allowed", f" ({problem['ratio']:g})"), ("plain", "")):
+                ratio = "ours only" if v[pool]["seconds"] is None else f"{v[pool]['ratio']:.2f}"
+                cells += [f"{v[pool]['name']}: {seconds(v[pool]['seconds'])}", f"{ratio}{aim}"]
+            cells.append(f"{v['ours']['best_accuracy']:.2%}, {v['most_accurate_rival']['best_accuracy']:.2%}")
+            lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def steps() -> str:
+    figures = load("steps")
+    lines = [
+        "| step | net, rows | threads | ours | against | ratio (aimed at) |",
+        "| --- | --- | --- | --- | --- | --- |",
+    ]
+    names = {"full": "full-batch sweep, against its products", "mini": "mini-batch step, against SGD's"}
+    for r in figures["results"]:
+        ratio, aim = r["ours"] / r["other"], figures["targets"][r["kind"]]
+        cells = f"{r['ours'] * 1e3:.2f} ms | {r['other'] * 1e3:.2f} ms | {ratio:.2f} ({aim:g})"
+        lines.append(f"| {names[r['kind']]} | {r['net']}, {r['rows']:,} | {r['threads']} | {cells} |")
+    return "\n".join(lines)
+
+
+def ablation() -> str:
+    figures = load("ablation")["results"]
+    names = list(next(iter(figures.values())))
+    lines = [f"| changed | {' | '.join(names)} |", f"| --- {'| --- ' * len(names)}|"]
+    for variant, row in figures.items():
+        cells = ("never" if row[name] is None else f"{row[name]:g}" for name in names)
+        lines.append(f"| {variant} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+TABLES = {f.__name__: f for f in (bregman, kernels, time_to_accuracy, steps, ablation)}
+
+
 def rendered(text: str) -> str:
-    """README with every table between its markers made anew."""
-    for name, table in (("bregman", bregman), ("kernels", kernels)):
-        pattern = rf"(<!-- {name}: .*? -->\n).*?(\n<!-- end -->)"
-        found = re.search(pattern, text, re.DOTALL)
-        assert found, f"README.md has no markers for the table {name!r}"
-        text = text[: found.start()] + found[1] + table() + found[2] + text[found.end() :]
-    return text
+    """A page with every table between its markers made anew."""
+    pattern = re.compile(r"(<!-- (\w+): .*? -->\n).*?(\n<!-- end -->)", re.DOTALL)
+    return pattern.sub(lambda found: found[1] + TABLES[found[2]]() + found[3], text)
 
 
 def main() -> None:
-    README.write_text(rendered(README.read_text(encoding="utf-8")), encoding="utf-8")
+    for page in PAGES:
+        page.write_text(rendered(page.read_text(encoding="utf-8")), encoding="utf-8")
 
 
 if __name__ == "__main__":

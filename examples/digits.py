@@ -42,6 +42,7 @@ def main() -> None:
 
     train, test = digits(args.seed)
     methods: dict[str, tuple[torch_admm.AbstractMethod, int]] = {
+        "ADMM (anchored)": (torch_admm.AnchoredADMM("cross_entropy"), args.sweeps),
         "ADMM (Algorithm 1)": (torch_admm.BregmanADMM("cross_entropy", gamma=1.0), args.sweeps),
         "L-BFGS": (LBFGS("cross_entropy"), args.sweeps),
         "SGD": (SGD("cross_entropy", lr=0.1), args.sweeps),

@@ -16,7 +16,7 @@ TEXT = (ROOT / "README.md").read_text(encoding="utf-8")
 def test_code_runs_as_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     blocks = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
-    assert len(blocks) == 3
+    assert len(blocks) == 4
     names: dict[str, object] = {}
     for block in blocks:
         exec(compile(block, "README.md", "exec"), names)
@@ -33,13 +33,20 @@ def test_first_example_reaches_what_it_says() -> None:
     assert names["result"].best["test_accuracy"] == pytest.approx(0.97, abs=0.03)  # type: ignore[attr-defined]
 
 
-def test_tables_are_those_of_the_results() -> None:
-    assert readme.rendered(TEXT) == TEXT, "run `make readme`"
+@pytest.mark.parametrize("page", readme.PAGES, ids=lambda page: page.name)
+def test_tables_are_those_of_the_results(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    assert readme.rendered(text) == text, "run `make readme`"
+
+
+def test_every_table_is_shown() -> None:
+    shown = [name for page in readme.PAGES for name in re.findall(r"<!-- (\w+): ", page.read_text(encoding="utf-8"))]
+    assert sorted(shown) == sorted(readme.TABLES)
 
 
 def test_linked_files_exist() -> None:
-    names = re.findall(r"\]\(([A-Z]+\.md)\)", TEXT)
-    assert names == ["CONTRIBUTING.md", "CHANGELOG.md"]
+    names = re.findall(r"\]\(([\w/]+\.md)\)", TEXT)
+    assert {"docs/anchored.md", "CONTRIBUTING.md", "CHANGELOG.md"} == set(names)
     assert all((ROOT / name).exists() for name in names)
 
 
