@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from .anchored import AnchoredADMM
 from .arguments import fraction, positive_int
-from .data import Rows, pair_of, rows_of
+from .data import Rows, pair_of, rows_of, take
 from .method import AbstractMethod
 from .problem import Problem, Weights, from_module
 from .record import AbstractSink, Clock, ProgressBar, Row
@@ -204,7 +204,10 @@ class _Judge:
 
     @torch.no_grad()
     def output(self, rows: Rows) -> Tensor:
-        return torch.cat([self.problem.model(chunk.x) for chunk in rows.chunks(EVALUATION_ROWS)])
+        z = rows.x.new_empty(rows.count, self.problem.outputs)  # at once: small results between large ones leave holes
+        for chunk in rows.chunks(EVALUATION_ROWS):
+            take(z, chunk.rows).copy_(self.problem.model(chunk.x))
+        return z
 
 
 def _default_method(model: nn.Module, data: Any) -> AbstractMethod:
