@@ -35,6 +35,7 @@ results: $(VENV)/ready
 	$(BIN)/python -m benchmarks.kernels --out benchmarks/results/kernels.json
 	$(BIN)/python -m benchmarks.steps --out benchmarks/results/steps.json
 	$(BIN)/python -m benchmarks.ablation --data-dir $(DATA) --cache-dir $(CACHE) --out benchmarks/results/ablation.json
+	$(BIN)/python -m benchmarks.memory --folder $(CACHE)/rows --out benchmarks/results/memory.json
 	for p in $(PROBLEMS); do $(BIN)/python -m benchmarks.time_to_accuracy --data-dir $(DATA) --cache-dir $(CACHE) \
 		--problems $$p --out benchmarks/results/time_to_accuracy_$$p.json || exit; done
 	$(MAKE) readme

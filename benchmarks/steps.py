@@ -16,6 +16,7 @@ import argparse
 import json
 import statistics
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -111,7 +112,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--out", help="write the figures here as JSON")
+    parser.add_argument("--out", type=Path, help="write the figures here as JSON")
     args = parser.parse_args()
     results: list[dict[str, Any]] = []
     print(f"{'kind':5} {'net':14} {'rows':>9} {'threads':>7} {'ours':>10} {'other':>10} {'ratio':>6} {'target':>6}")
@@ -125,9 +126,8 @@ def main() -> None:
                 line = f"{kind:5} {net:14} {rows:9,} {threads:7} {ours * 1e3:8.2f}ms {other * 1e3:8.2f}ms"
                 print(f"{line} {ours / other:6.2f} {TARGETS[kind]:6}", flush=True)
     if args.out:
-        with open(args.out, "w", encoding="utf-8") as file:
-            json.dump({"torch": torch.__version__, "targets": TARGETS, "results": results}, file, indent=2)
-            file.write("\n")
+        record = {"torch": torch.__version__, "targets": TARGETS, "results": results}
+        args.out.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -91,7 +91,7 @@ class AnchoredADMM(AbstractMethod):
         self.rho, self.rho_residual = positive("rho", rho), positive("rho_residual", rho_residual)
         self.beta, self.gamma = positive("beta", beta), positive("gamma", gamma)
         self.refresh = positive_int("refresh", refresh)
-        self.average = average
+        self.average = choice("average", average, (True, False))
         self.weight_decay = fraction("weight_decay", weight_decay)
         self.standardise = choice("standardise", standardise, (None, True, False))
 
@@ -121,7 +121,7 @@ class AnchoredADMM(AbstractMethod):
     def step(self) -> None:
         """One epoch of mini-batches, or one sweep over all rows."""
         if self.size >= self.rows.count:
-            self.sweep([(x, y) for _, x, y in self.rows.chunks(self.chunk)], self.rows.count)
+            self.sweep(((x, y) for _, x, y in self.rows.chunks(self.chunk)), self.rows.count)
         else:
             for x, y in self.rows.batches(self.size, self.seed, self.epoch):
                 self.sweep([(x, y)], self.size)
@@ -188,7 +188,7 @@ class AnchoredADMM(AbstractMethod):
 
     def measures(self) -> dict[str, float]:
         """`step_length`, relative to the weights, and how many times steps were taken back so far (`rollbacks`)."""
-        return {"step_length": self._length(getattr(self, "size", 1)), "rollbacks": float(self.rollbacks)}
+        return {"step_length": self._length(self.size), "rollbacks": float(self.rollbacks)}
 
     def state_dict(self) -> dict[str, Any]:
         """Weights, momentum, average, moments, what a roll-back goes back to, and counters; copies."""
