@@ -418,6 +418,7 @@ def test_early_stopping() -> None:
 
 
 BAD: list[tuple[dict[str, Any], str]] = [
+    ({"average": "yes"}, r"average is 'yes'; one of True, False is expected"),
     *[({name: value}, rf"{name} is .*; a finite number above 0 is expected")
       for name in ("eta", "half_life", "rho", "rho_residual", "beta", "gamma")
       for value in (0, -1.0, math.nan, math.inf, "1", True)],
