@@ -30,7 +30,7 @@ unit: $(VENV)/ready
 
 # The figures in README and docs: real data under DATA, an hour or two on a quiet machine.
 results: $(VENV)/ready
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev,images]"
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev]"
 	$(BIN)/python -m benchmarks.bregman --data-dir $(DATA) --out benchmarks/results/bregman.json
 	$(BIN)/python -m benchmarks.kernels --out benchmarks/results/kernels.json
 	$(BIN)/python -m benchmarks.steps --out benchmarks/results/steps.json
