@@ -1,0 +1,224 @@
+"""`train`: from prepared rows to a saved model."""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import inspect
+import json
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple, final
+
+import torch
+from torch import nn
+
+from ..anchored import AnchoredADMM
+from ..bregman import BregmanADMM
+from ..data.hdf5 import Description, describe
+from ..data.sources import prepared
+from ..errors import DataError
+from ..fit import Result, fit
+from ..losses import loss_of
+from ..method import AbstractMethod
+from ..record import AbstractSink, JSONLines, ProgressBar
+from ..stop import AbstractStop, Outcome, Target, TimeBudget
+from .base import BROKEN, INTERRUPTED, command
+
+METHODS: dict[str, Callable[..., AbstractMethod]] = {"anchored": AnchoredADMM, "bregman": BregmanADMM}
+ACTIVATIONS: dict[str, type[nn.Module]] = {
+    "relu": nn.ReLU,
+    "leaky_relu": nn.LeakyReLU,
+    "relu6": nn.ReLU6,
+    "hardtanh": nn.Hardtanh,
+    "hardsigmoid": nn.Hardsigmoid,
+    "sigmoid": nn.Sigmoid,
+    "tanh": nn.Tanh,
+    "silu": nn.SiLU,
+    "gelu": nn.GELU,
+    "elu": nn.ELU,
+    "softplus": nn.Softplus,
+}
+EXITS = {Outcome.INTERRUPTED: INTERRUPTED, Outcome.NON_FINITE: BROKEN}
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--data", required=True, metavar="FILE_OR_NAME", help="an .h5 file, or what was prepared under --data-dir")
+    add("--data-dir", type=Path, default=Path("."), help="where prepared data are (default: here)")
+    add("--test", type=Path, metavar="FILE", help="held-out rows (default: test.h5 of the name)")
+    add("--net", default="300", help="hidden widths, 300 or 100,50, or all widths, 28-300-1 (default: 300)")
+    add("--activation", choices=ACTIVATIONS, default="relu")
+    add("--method", choices=METHODS, default="anchored")
+    add("--set", nargs="+", default=[], metavar="NAME=VALUE", help="settings of the method, such as gamma=1.0")
+    add("--loss", default="auto", help="by name; auto: squared, logistic or cross_entropy, by the labels")
+    add("--epochs", type=int, default=10, help="at most so many sweeps (default: 10)")
+    add("--seconds", type=float, help="stop after so many seconds of training")
+    add("--target", type=float, help="stop at this accuracy")
+    add("--batch-size", type=int, help="rows a mini-batch (default: the method's choice)")
+    add("--threads", type=int, help="of torch")
+    add("--seed", type=int, default=0)
+    add("--device", default="cpu")
+    add("--save", type=Path, metavar="MODEL.pt", help="the weights; MODEL.json beside it describes the net")
+    add("--log", type=Path, metavar="RUN.jsonl", help="every recorded row, as JSON lines")
+
+
+class Files(NamedTuple):
+    train: Path
+    test: Path | None
+
+
+@final
+@dataclass(frozen=True)
+class Net:
+    """What is needed to build the model again."""
+
+    widths: tuple[int, ...]
+    activation: str
+
+    def build(self) -> nn.Sequential:
+        parts: list[nn.Module] = []
+        for i, (inputs, outputs) in enumerate(zip(self.widths, self.widths[1:], strict=False)):
+            parts += [ACTIVATIONS[self.activation]()] if i else []
+            parts.append(nn.Linear(inputs, outputs))
+        return nn.Sequential(*parts)
+
+    def __str__(self) -> str:
+        return f"{'-'.join(map(str, self.widths))} {self.activation}"
+
+
+@command("train", help="train a network on prepared rows", arguments=arguments)
+def run(args: argparse.Namespace) -> int:
+    files = files_of(args)
+    about = describe(files.train)
+    net = Net(widths_of(args.net, about), args.activation)
+    method = method_of(args, about)
+    savable(args.save)
+    if args.threads is not None:
+        torch.set_num_threads(args.threads)
+    torch.manual_seed(args.seed)
+    model = net.build().to(device_of(args.device))
+    print(f"{files.train}: {about.rows:,} rows; net {net}; {type(method).__name__}, {method.loss.name} loss")
+    result = fit(
+        model,
+        files.train,
+        method,
+        max_sweeps=args.epochs,
+        batch_size=args.batch_size,
+        evaluate=files.test,
+        stop=stops(args),
+        sinks=sinks(args),
+        seed=args.seed,
+    )
+    print(table(result))
+    if args.save is not None:
+        save(args, net, about, result)
+    return EXITS.get(result.outcome, 0)
+
+
+def files_of(args: argparse.Namespace) -> Files:
+    if Path(args.data).suffix in (".h5", ".hdf5"):
+        return Files(Path(args.data), args.test)
+    train, test = prepared(args.data, args.data_dir)
+    return Files(train, args.test or test)
+
+
+def outputs_of(about: Description) -> int:
+    return 1 if about.classes is None or len(about.classes) == 2 else len(about.classes)
+
+
+def widths_of(text: str, about: Description) -> tuple[int, ...]:
+    """All widths where they are joined by dashes; else the hidden ones."""
+    inputs, outputs = about.features, outputs_of(about)
+    try:
+        given = tuple(int(width) for width in text.replace(",", "-").split("-"))
+    except ValueError:
+        given = ()
+    if not given or min(given) < 1 or ("," in text and "-" in text):
+        raise DataError(f"--net is {text!r}; hidden widths such as 300 or 100,50, or all, {inputs}-300-{outputs}")
+    if "-" not in text:
+        return (inputs, *given, outputs)
+    if given[0] != inputs or given[-1] != outputs:
+        raise DataError(f"--net is {text}, but the data have {inputs} features and need {outputs} outputs")
+    return given
+
+
+def method_of(args: argparse.Namespace, about: Description) -> AbstractMethod:
+    fitting = "squared" if about.classes is None else "logistic" if outputs_of(about) == 1 else "cross_entropy"
+    make = METHODS[args.method]
+    known = [name for name in inspect.signature(make).parameters if name != "loss"]
+    settings = dict(_setting(text) for text in args.set)
+    if unknown := settings.keys() - known:
+        raise DataError(f"--set has {', '.join(sorted(unknown))}; {args.method} knows {', '.join(known)}")
+    return make(loss_of(fitting if args.loss == "auto" else args.loss), **settings)
+
+
+def _setting(text: str) -> tuple[str, Any]:
+    name, sign, value = text.partition("=")
+    if not sign:
+        raise DataError(f"--set has {text!r}; NAME=VALUE is expected")
+    try:
+        return name, ast.literal_eval(value)
+    except (ValueError, SyntaxError):
+        return name, value  # a word: multiplier=consistent
+
+
+def stops(args: argparse.Namespace) -> list[AbstractStop]:
+    rules: list[AbstractStop] = [] if args.seconds is None else [TimeBudget(args.seconds)]
+    return rules if args.target is None else [*rules, Target(args.target)]
+
+
+def sinks(args: argparse.Namespace) -> list[AbstractSink]:
+    return [ProgressBar()] if args.log is None else [ProgressBar(), JSONLines(args.log)]
+
+
+def device_of(name: str) -> torch.device:
+    try:
+        return torch.empty(0, device=name).device
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        raise DataError(f"--device is {name!r}, which is not here: {str(error).splitlines()[0]}") from None
+
+
+def table(result: Result) -> str:
+    """How it ended, then the best row and the last one."""
+    skipped = ("residual", "rollbacks")
+    keys = [key for key in result.best if not key.startswith(skipped)]
+    lines = [f"{result.message}; the model is that of sweep {result.best['sweep']:.0f}", "", _cells("", keys)]
+    for name, row in (("best", result.best), ("last", result.history[-1])):
+        lines.append(_cells(name, [f"{row[key]:.0f}" if key == "sweep" else f"{row[key]:.4f}" for key in keys]))
+    return "\n".join(lines)
+
+
+def _cells(name: str, cells: list[str]) -> str:
+    return f"{name:6}" + "".join(f"{cell:>16}" for cell in cells)
+
+
+def savable(path: Path | None) -> None:
+    """Better said before an hour of training than after."""
+    if path is not None and not path.parent.is_dir():
+        raise DataError(f"--save is {path}, but there is no folder {path.parent}")
+    if path is not None and path.suffix == ".json":
+        raise DataError(f"--save is {path}; the weights need another suffix, for the JSON file stands beside them")
+
+
+def save(args: argparse.Namespace, net: Net, about: Description, result: Result) -> None:
+    """Plain tensors, loadable with weights_only=True, and what they mean; each whole or not at all."""
+    weights = {name: value.detach().cpu() for name, value in result.model.state_dict().items()}
+    aside = args.save.with_name(args.save.name + ".part")
+    torch.save(weights, aside)
+    os.replace(aside, args.save)
+    facts = {
+        "widths": net.widths,
+        "activation": net.activation,
+        "classes": about.classes,
+        "data": {"source": about.source, "rows": about.rows, "features": about.features},
+        "method": args.method,
+        "loss": result.method.loss.name,
+        "outcome": result.message,
+        "best": result.best,
+    }
+    aside.write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
+    os.replace(aside, args.save.with_suffix(".json"))
+    print(f"\nsaved {args.save} and {args.save.with_suffix('.json').name}")
