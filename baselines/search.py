@@ -1,0 +1,249 @@
+"""Search the settings of methods on a problem, all with the same budget, and store the best of each.
+
+    python -m baselines.search --problem digits --trials 20
+    python -m baselines.search --problem higgs --data-dir data --methods sgd adam anchored-tuned --budget 60 --jobs 2
+    python -m baselines.search --problem mnist --data-dir data --sampler grid --out runs/mnist
+
+A trial trains from one seed until the highest target, and counts by its seconds; those that do not get there come
+after, by their best accuracy. `--sampler tpe` is Optuna's, `grid` takes all combinations in a random order. Every
+method has `--trials` or `--budget` seconds on the wall, whichever is used up first. `--jobs` run at a time, each with
+its share of the threads, which makes times comparable with one another but not with those of a quiet machine. Where a
+method has choices only, and so no scale to learn from, `tpe` takes the grid too.
+
+Finished trials stand in OUT/search.jsonl at once: the same command goes on where a killed one was. The best settings go
+to OUT/settings.json, with the machine, versions, seed and budget; `python -m baselines.compare --settings` takes them.
+They are chosen by test accuracy, as in the paper, which flatters all tuned methods alike; compare with other seeds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import math
+import sys
+from collections.abc import Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from pathlib import Path
+from typing import final
+
+from tqdm.auto import tqdm
+
+from torch_admm.arguments import positive, positive_int
+
+from . import problems
+from .journal import Journal, Record
+from .machine import about
+from .methods import METHODS, Settings, entry, known_methods
+from .samplers import SAMPLERS, score, seconds_of
+from .trials import Trial, run_apart
+
+__all__ = ["Search", "best_of", "search"]
+
+PATIENCE, LEAST = 2.5, 1.0  # a trial may take so many times the best time so far, but has at least so many seconds
+
+
+@final
+@dataclass(frozen=True)
+class Search:
+    """What is searched, and with how much of what."""
+
+    problem: str
+    methods: tuple[str, ...]
+    target: float
+    seconds: float  # a trial has at most
+    trials: int | None = None
+    budget: float | None = None  # seconds on the wall for each method
+    sampler: str = "tpe"
+    jobs: int = 1
+    threads: int = 2
+    seed: int = 0
+    folder: Path | None = None
+
+    def __post_init__(self) -> None:
+        if self.trials is None and self.budget is None:
+            raise ValueError("neither trials nor budget is given; at least one is expected")
+        if self.sampler not in SAMPLERS:
+            raise ValueError(f"sampler is {self.sampler!r}; one of {', '.join(SAMPLERS)} is expected")
+        for name in ("jobs", "threads"):
+            positive_int(name, getattr(self, name))
+        for name in self.methods:
+            entry(name)
+
+    @property
+    def share(self) -> int:
+        """Threads of one trial."""
+        return max(1, self.threads // self.jobs)
+
+    def trial(self, method: str, settings: Settings, seconds: float, data: str) -> Trial:
+        return Trial(
+            self.problem, method, settings, self.seed, self.share, seconds, (self.target,), data, to_the_end=False
+        )
+
+
+def search(wanted: Search, out: Path, *, show: bool = True) -> Record:
+    """Run what is missing of a search in the folder `out`; gives what is written to settings.json."""
+    machine, data = about(), problems.load(wanted.problem, wanted.folder).fingerprint
+    with Journal(out / "search.jsonl") as journal:
+        for method in wanted.methods:
+            _search_one(wanted, method, data, journal, show)
+        stored = _stored(wanted, journal.records, machine, data, _kept(out))
+    out.mkdir(parents=True, exist_ok=True)
+    aside = out / "settings.json.part"
+    aside.write_text(json.dumps(stored, indent=1) + "\n", encoding="utf-8")
+    aside.replace(out / "settings.json")
+    return stored
+
+
+def _search_one(wanted: Search, method: str, data: str, journal: Journal, show: bool) -> None:
+    """Ask, run up to `jobs` at a time, tell; the journal is written by this thread only."""
+    sampler = SAMPLERS[wanted.sampler](entry(method).space, wanted.seed)
+    done = [r for r in journal.records if _belongs(r, wanted, method, data)]
+    for record in done:
+        sampler.tell(record["settings"], record)
+    bar = tqdm(
+        total=wanted.trials, initial=len(done), desc=f"{method:16}", unit="trial", disable=None if show else True
+    )
+    with bar, ThreadPoolExecutor(wanted.jobs) as pool:
+        running: set[Future[Record]] = set()
+        asking = iter(lambda: None if _used_up(wanted, done, len(running)) else sampler.ask(), None)
+        while True:
+            for settings in itertools.islice(asking, wanted.jobs - len(running)):
+                trial = wanted.trial(method, settings, _allowed(wanted, done), data)
+                running.add(pool.submit(run_apart, trial, wanted.folder))
+            if not running:
+                return
+            ended, running = wait(running, return_when=FIRST_COMPLETED)
+            for record in (future.result() for future in ended):
+                kept = journal.append({k: v for k, v in record.items() if k != "curve"})
+                done.append(kept)
+                sampler.tell(kept["settings"], kept)
+                bar.set_postfix_str(_shown(min(done, key=score)), refresh=False)
+                bar.update()
+
+
+def _used_up(wanted: Search, done: list[Record], running: int) -> bool:
+    """Seconds are those of the trials, so that a search which goes on after a kill has as many as any other."""
+    spent = sum(r["wall"] for r in done) / wanted.jobs
+    enough = wanted.trials is not None and len(done) + running >= wanted.trials
+    return enough or (wanted.budget is not None and spent >= wanted.budget)
+
+
+def _allowed(wanted: Search, done: list[Record]) -> float:
+    best = min((seconds_of(r) for r in done), default=math.inf)
+    return min(wanted.seconds, max(LEAST, PATIENCE * best))
+
+
+def _belongs(record: Record, wanted: Search, method: str, data: str) -> bool:
+    mine = (wanted.problem, method, wanted.seed, wanted.share, [wanted.target], data)
+    return mine == tuple(record[k] for k in ("problem", "method", "seed", "threads", "targets", "data"))
+
+
+def best_of(records: list[Record]) -> Record:
+    """Of one method: the best settings, and how they did."""
+    best = min(records, key=score)
+    seconds = seconds_of(best)
+    return {
+        "settings": best["settings"],
+        "seconds": seconds if math.isfinite(seconds) else None,
+        "best_accuracy": best["best_accuracy"],
+        "trials": len(records),
+        "wall": round(sum(r["wall"] for r in records), 1),
+    }
+
+
+def _stored(wanted: Search, records: list[Record], machine: Record, data: str, kept: Record) -> Record:
+    """Methods that were searched earlier into the same file stay."""
+    found = {
+        method: {**best_of(mine), "how": _how(wanted), "machine": machine}
+        for method in wanted.methods
+        if (mine := [r for r in records if _belongs(r, wanted, method, data)])
+    }
+    same = kept.get("problem") == wanted.problem and kept.get("data") == data
+    return {"problem": wanted.problem, "data": data, "methods": {**(kept["methods"] if same else {}), **found}}
+
+
+def _how(wanted: Search) -> Record:
+    names = ("target", "seconds", "trials", "budget", "sampler", "jobs", "seed")
+    return {**{name: getattr(wanted, name) for name in names}, "threads": wanted.share}
+
+
+def _kept(out: Path) -> Record:
+    path = out / "settings.json"
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+
+
+def _shown(record: Record) -> str:
+    seconds, accuracy = seconds_of(record), record["best_accuracy"]
+    settings = " ".join(f"{k}={v:.3g}" if isinstance(v, float) else f"{k}={v}" for k, v in record["settings"].items())
+    reached = f"{seconds:.3f} s" if math.isfinite(seconds) else "never there" if accuracy is None else f"{accuracy:.2%}"
+    return f"best {reached}: {settings}"
+
+
+def tunable() -> list[str]:
+    """Methods with something to search."""
+    return [name for name in METHODS if METHODS[name].space]
+
+
+def arguments(argv: list[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--problem", required=True, help=", ".join(problems.PROBLEMS))
+    parser.add_argument("--methods", nargs="+", default=tunable(), help=", ".join(known_methods()))
+    parser.add_argument("--data-dir", type=Path, help="where the prepared files lie")
+    parser.add_argument("--target", type=float, help="test accuracy; the problem's highest unless given")
+    parser.add_argument(
+        "--seconds", type=float, help="of training that a trial has at most; the problem's unless given"
+    )
+    parser.add_argument("--trials", type=int, help="for each method; 20 when there is no --budget")
+    parser.add_argument("--budget", type=float, help="seconds on the wall for each method")
+    parser.add_argument("--sampler", default="tpe", help=", ".join(SAMPLERS))
+    parser.add_argument("--jobs", type=int, default=1, help="trials at a time")
+    parser.add_argument("--threads", type=int, default=2, help="of all jobs together")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path, help="folder; runs/PROBLEM unless given")
+    return parser.parse_args(argv)
+
+
+def _wanted(args: argparse.Namespace) -> Search:
+    task = problems.task(args.problem)
+    return Search(
+        args.problem,
+        tuple(args.methods),
+        positive("target", args.target or max(task.targets)),
+        positive("seconds", args.seconds or task.seconds),
+        args.trials or (None if args.budget else 20),
+        args.budget,
+        args.sampler,
+        args.jobs,
+        args.threads,
+        args.seed,
+        args.data_dir,
+    )
+
+
+def lines(stored: Record) -> Iterator[str]:
+    for method, found in stored["methods"].items():
+        reached = "never reached" if found["seconds"] is None else f"{found['seconds']:.3f} s"
+        yield f"{method:16} {reached:>14}, {found['trials']} trials: {found['settings']}"
+
+
+def main(argv: list[str] | None = None) -> int:
+    args = arguments(argv)
+    try:
+        wanted = _wanted(args)
+        out = args.out or Path("runs") / args.problem
+        stored = search(wanted, out)
+    except (ValueError, OSError, ImportError) as error:
+        print(error, file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("interrupted; the same command goes on from here", file=sys.stderr)
+        return 130
+    print("\n".join(lines(stored)))
+    print(f"written to {out / 'settings.json'}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,204 @@
+"""One trial: a method with its settings on a problem, from a seed, for a time, in a fresh process.
+
+A trial has a process of its own, so that threads, memory and faults are its own. Processes are forked from a server
+that has torch loaded and has not computed yet; the first steps, in which torch starts what it needs, are made on a few
+rows before the clock runs.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import multiprocessing
+import signal
+import sys
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from multiprocessing.connection import Connection
+from pathlib import Path
+from time import perf_counter
+from typing import Any, final
+
+import torch
+
+import torch_admm
+from torch_admm import AbstractSink, AbstractStop, Outcome, Target, TimeBudget, fit, from_module
+from torch_admm.data import rows_of
+
+from . import problems
+from .journal import Record, plain
+from .machine import fresh_peak_mib, peak_mib, versions
+from .methods import Settings, build
+from .parts import InParts
+
+__all__ = ["DIVERGED", "FAILED", "REACHED", "TIMED_OUT", "Trial", "Watch", "run", "run_apart"]
+
+REACHED, TIMED_OUT, DIVERGED, FAILED = "reached", "timed out", "diverged", "failed"
+
+SAMPLE = 2_000  # training rows whose loss is recorded: evaluating all, so often, would take longer than training
+WARM_UP_ROWS, WARM_UP_SECONDS = 4_096, 0.1
+PATIENCE, GRACE = 20.0, 60.0  # seconds on the wall that a trial may take: so many times its own, and so many more
+TELL_EVERY = 0.25  # seconds between two lines of live progress
+
+Watch = Callable[[float, float], None]  # seconds and accuracy so far
+
+
+@final
+@dataclass(frozen=True)
+class Trial:
+    """All that defines a trial: equal trials have equal keys. The highest target is the one that counts."""
+
+    problem: str
+    method: str
+    settings: Settings
+    seed: int
+    threads: int
+    seconds: float
+    targets: tuple[float, ...]
+    data: str  # fingerprint
+    to_the_end: bool = True  # for the whole time, not only until the target
+    ranks: int = 1
+
+    @property
+    def key(self) -> str:
+        task = dataclasses.asdict(problems.task(self.problem))
+        everything = plain({**dataclasses.asdict(self), "task": task, **versions()})
+        return hashlib.sha256(json.dumps(everything, sort_keys=True).encode()).hexdigest()[:16]
+
+    @property
+    def named(self) -> Record:
+        """For a journal, with its key."""
+        return plain({"key": self.key, **dataclasses.asdict(self)})  # type: ignore[no-any-return]
+
+
+def run(trial: Trial, folder: Path | None, watch: Watch | None = None) -> Record:
+    """Run a trial in this process."""
+    torch.set_num_threads(trial.threads)
+    task, data = problems.task(trial.problem), problems.load(trial.problem, folder)
+    if data.fingerprint != trial.data:
+        raise ValueError(f"the data of {trial.problem} are {data.fingerprint}, but {trial.data} when this run began")
+    idle = fresh_peak_mib()  # torch and the data; warming up already takes what training will
+    _train(trial, task, data, WARM_UP_SECONDS, rows=WARM_UP_ROWS)
+    result = _train(trial, task, data, trial.seconds, watch=watch)
+    return {**_measured(trial, result), "peak_mib": peak_mib(), "idle_mib": idle}
+
+
+def run_apart(trial: Trial, folder: Path | None, watch: Watch | None = None) -> Record:
+    """Run a trial in a process of its own and give its record, whatever happens to it."""
+    begin, limit = perf_counter(), PATIENCE * trial.seconds + GRACE
+    mine, its = multiprocessing.get_context("forkserver").Pipe()
+    process = _server().Process(target=_child, args=(its, trial, folder), daemon=True)
+    process.start()
+    its.close()
+    try:
+        record = _listen(mine, begin + limit, watch)
+    except EOFError:
+        process.join()
+        record = _failure(f"the process ended with {_ending(process.exitcode)}")
+    except TimeoutError:
+        record = {**_failure(f"no end after {limit:.0f} s on the wall"), "outcome": TIMED_OUT}
+    finally:
+        process.kill()
+        process.join()
+        mine.close()
+    at = datetime.now(timezone.utc).isoformat(timespec="seconds")
+    return plain({**trial.named, **record, "wall": round(perf_counter() - begin, 3), "at": at})  # type: ignore[no-any-return]
+
+
+def _server() -> multiprocessing.context.ForkServerContext:
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["baselines.trials", "sklearn.datasets"])  # the latter, if there, is slow to load
+    return context
+
+
+def _child(connection: Connection, trial: Trial, folder: Path | None) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends this process
+    warnings.simplefilter("ignore")  # a divergence is an outcome here
+    try:
+        connection.send(("record", run(trial, folder, lambda *row: connection.send(("row", *row)))))
+    except Exception as error:
+        connection.send(("record", _failure(f"{type(error).__name__}: {error}")))
+
+
+def _listen(connection: Connection, until: float, watch: Watch | None) -> Record:
+    while True:
+        if not connection.poll(max(0.0, until - perf_counter())):
+            raise TimeoutError
+        kind, *parts = connection.recv()
+        if kind == "record":
+            record: Record = parts[0]
+            return record
+        if watch:
+            watch(*parts)
+
+
+def _train(
+    trial: Trial,
+    task: problems.Task,
+    data: problems.Data,
+    seconds: float,
+    *,
+    rows: int | None = None,
+    watch: Any = None,
+) -> torch_admm.Result:
+    model, method = problems.network(task.widths, trial.seed), build(trial.method, task.loss, trial.settings)
+    x, y = (values[:rows] for values in data.train)
+    train = rows_of((x, y), from_module(model, method.loss))
+    stop: list[AbstractStop] = [TimeBudget(seconds)]
+    if not trial.to_the_end:
+        stop.append(Target(max(trial.targets)))
+    return fit(
+        model,
+        (x[:SAMPLE], y[:SAMPLE]),
+        InParts(method, train),
+        max_sweeps=sys.maxsize,
+        evaluate=data.test,
+        stop=stop,
+        sinks=[_Tell(watch)] if watch else (),
+        seed=trial.seed,
+    )
+
+
+def _measured(trial: Trial, result: torch_admm.Result) -> Record:
+    curve = [[r["seconds"], r["epochs"], r["test_accuracy"], r["loss"]] for r in result.history]
+    reached = {f"{target:g}": _first(curve, target) for target in trial.targets}
+    there = reached[f"{max(trial.targets):g}"] is not None
+    outcome = DIVERGED if result.outcome is Outcome.NON_FINITE else REACHED if there else TIMED_OUT
+    return {
+        "outcome": outcome,
+        "message": result.message,
+        "reached": reached,
+        "best_accuracy": result.best["test_accuracy"],
+        "trained_seconds": result.history[-1]["seconds"],
+        "epochs": result.history[-1]["epochs"],
+        "curve": [[float(f"{v:.5g}") for v in row] for row in curve],
+    }
+
+
+def _first(curve: list[list[float]], target: float) -> list[float] | None:
+    """Seconds and epochs at the first evaluation there."""
+    return next(([seconds, epochs] for seconds, epochs, accuracy, _ in curve if accuracy >= target), None)
+
+
+def _failure(message: str) -> Record:
+    return {"outcome": FAILED, "message": message, "reached": {}, "best_accuracy": None, "curve": []}
+
+
+def _ending(code: int | None) -> str:
+    return f"signal {signal.Signals(-code).name}" if code is not None and code < 0 else f"exit code {code}"
+
+
+@final
+class _Tell(AbstractSink):
+    """Passes on a row now and then."""
+
+    def __init__(self, watch: Watch) -> None:
+        self.watch, self.next = watch, 0.0
+
+    def write(self, row: torch_admm.record.Row) -> None:
+        if perf_counter() >= self.next:
+            self.watch(row["seconds"], row["test_accuracy"])
+            self.next = perf_counter() + TELL_EVERY
