@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from ..anchored import AnchoredADMM
+from ..arguments import positive_int
 from ..bregman import BregmanADMM
 from ..data.hdf5 import Description, describe
 from ..data.sources import prepared
@@ -97,7 +98,7 @@ def run(args: argparse.Namespace) -> int:
     method = method_of(args, about)
     savable(args.save)
     if args.threads is not None:
-        torch.set_num_threads(args.threads)
+        torch.set_num_threads(positive_int("--threads", args.threads))
     torch.manual_seed(args.seed)
     model = net.build().to(device_of(args.device))
     print(f"{files.train}: {about.rows:,} rows; net {net}; {type(method).__name__}, {method.loss.name} loss")
@@ -105,7 +106,7 @@ def run(args: argparse.Namespace) -> int:
         model,
         files.train,
         method,
-        max_sweeps=args.epochs,
+        max_sweeps=positive_int("--epochs", args.epochs),
         batch_size=args.batch_size,
         evaluate=files.test,
         stop=stops(args),

@@ -27,7 +27,7 @@ from .base import needs
 __all__ = ["Columns", "Parsed", "Text", "number", "parsed", "records", "texts"]
 
 BLOCK = 4 << 20  # bytes of text parsed together
-LONGEST = np.finfo(np.float32).max
+TOO_LARGE = 2.0**128 - 2.0**103  # from here on a number is rounded to infinity in float32
 
 
 @final
@@ -78,7 +78,7 @@ class Parsed(NamedTuple):
 def parsed(path: Path, layout: Columns) -> Iterator[Parsed]:
     """All rows of a file in blocks, decompressed and parsed in threads of their own."""
     blocks = texts(path, layout.header)
-    read = ahead(lambda _: next(blocks, None), repeat(None), threads=1)
+    read: Iterator[Any] = ahead(lambda _: next(blocks, None), repeat(None), threads=1)
     return ahead(lambda text: _parse(text, layout, path), takewhile(bool, read))
 
 
@@ -164,7 +164,8 @@ def _indices(labels: Any, layout: Columns) -> NDArray[np.int64]:
     codes = [layout.class_of(text) for text in coded.dictionary.to_pylist()]
     if None in codes:
         raise _OddError
-    return np.array(codes, np.int64).take(coded.indices.to_numpy())
+    indices: NDArray[np.int64] = np.array(codes, np.int64)[coded.indices.to_numpy()]
+    return indices
 
 
 # --- the slow way
@@ -218,7 +219,7 @@ def _numbers(fields: list[str], columns: Sequence[int], layout: Columns, path: P
             _refuse(path, line, j, layout, f"{fields[j]!r} is not a number")
         if not math.isfinite(value):
             _refuse(path, line, j, layout, f"{fields[j]!r} is not finite")
-        if abs(value) > LONGEST:
+        if abs(value) >= TOO_LARGE:
             _refuse(path, line, j, layout, f"{fields[j]!r} does not fit a 32-bit float")
         values.append(value)
     return values

@@ -13,7 +13,7 @@ from .base import Remote, needs
 
 __all__ = ["obtain"]
 
-BLOCK = 1 << 20
+BLOCK = 1 << 16  # what a broken connection loses at most
 SECONDS = 30  # without a byte before a connection counts as dead
 
 

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, closing
+import signal
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, closing, contextmanager
 from functools import partial
 from pathlib import Path
+from threading import current_thread, main_thread
+from types import FrameType
 from typing import Any, Literal, NamedTuple
 
 from tqdm.auto import tqdm
@@ -90,7 +93,7 @@ def prepare(
 
 def write(source: AbstractSource, files: tuple[Path, ...], parts: Parts, recipe: Recipe) -> None:
     features, classes, blocks = source.open(files)
-    with ExitStack() as stack:
+    with between_blocks() as check, ExitStack() as stack:
         stack.enter_context(closing(blocks))  # type: ignore[type-var]
         writers = {
             path.stem: stack.enter_context(
@@ -109,8 +112,37 @@ def write(source: AbstractSource, files: tuple[Path, ...], parts: Parts, recipe:
         for block in shown(blocks, source.name):
             writers[block.part].write(block.x, block.y)
             rows[block.part] += len(block.y)
+            check()
         if empty := [part for part, count in rows.items() if not count]:
             raise DataError(f"{source.name}: no rows for {empty[0]}.h5, {sum(rows.values()):,} in all")
+
+
+@contextmanager
+def between_blocks() -> Iterator[Callable[[], None]]:
+    """Ctrl-C waits for `check`, and only the second does not.
+
+    An exception inside the callback of a weak reference is lost, and h5py spends much of its time in such callbacks.
+    """
+    pressed: list[int] = []
+
+    def note(number: int, frame: FrameType | None) -> None:
+        pressed.append(number)
+        if len(pressed) > 1:
+            raise KeyboardInterrupt
+
+    def check() -> None:
+        if pressed:
+            raise KeyboardInterrupt
+
+    ours = current_thread() is main_thread() and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if ours:
+        signal.signal(signal.SIGINT, note)
+    try:
+        yield check
+    finally:
+        if ours:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+    check()
 
 
 def shown(blocks: Iterator[Block], label: str) -> Iterator[Block]:

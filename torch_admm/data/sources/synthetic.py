@@ -32,7 +32,9 @@ class Synthetic(AbstractSource):
     """Blocks have generators of their own, so that row i is the same however many rows are asked for."""
 
     name: ClassVar[str] = "synthetic"
-    summary: ClassVar[str] = "rows x 28 Gaussians in 2 classes by a known non-linear rule; the best accuracy is 0.83"
+    summary: ClassVar[str] = (
+        "rows x 28 Gaussians in 2 classes by a known non-linear rule; the best accuracy is 0.85, a linear one 0.79"
+    )
 
     rows: int = option(10_500_000, "training rows", type=int)
     test_rows: int = option(500_000, "test rows", type=int)

@@ -187,10 +187,10 @@ def _csv(lines: list[str], delimiter: str) -> Iterator[list[str]]:
 
 
 def _column(path: Path, first: list[str], name: str, argument: str) -> int:
+    if name.isdecimal() and 1 <= int(name) <= len(first):  # first: a row without header may hold the very number
+        return int(name) - 1
     if name in first:
         return first.index(name)
-    if name.isdecimal() and 1 <= int(name) <= len(first):
-        return int(name) - 1
     raise DataError(f"{argument} is {name!r}; {path} has the columns {', '.join(first)}, or 1 to {len(first)}")
 
 
