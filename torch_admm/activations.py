@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from .errors import ConversionError
 
 __all__ = [
+    "GOLDEN",
     "AbstractActivation",
     "Piece",
     "PiecewiseLinear",
@@ -33,6 +34,7 @@ __all__ = [
 ]
 
 
+GOLDEN = (1 + math.sqrt(5)) / 2  # gamma / beta at which the two thresholds of ReLU's step are one
 HUGE = 1e30  # below the largest float32 by as much as entries may be large
 
 
@@ -52,9 +54,9 @@ class AbstractActivation(abc.ABC):
         `out` as in `__call__`; who gives it gives m away too, as working memory.
         """
 
-    def residual(self, a: Tensor, m: Tensor, h_m: Tensor, beta: float, gamma: float, room: Tensor) -> Tensor:
-        """`minimise(a, m, beta, gamma) - m`, given h(m) as well. The memory of a and of `room` may be used up."""
-        return self.minimise(a, m, beta, gamma).sub_(m)
+    def residual(self, d: Tensor, m: Tensor, h_m: Tensor, beta: float, gamma: float, room: Tensor) -> Tensor:
+        """`minimise(a, m, beta, gamma) - m` for a = h(m) + d. The memory of d and of `room` may be used up."""
+        return self.minimise(d.add_(h_m), m, beta, gamma).sub_(m)
 
 
 @dataclass(frozen=True)
@@ -147,17 +149,33 @@ class ReLU(AbstractActivation):
         z = z.add_(m, alpha=1 - p).add_(a, alpha=p)
         return torch.maximum(z, torch.clamp_max(m, 0, out=None if out is None else m), out=z)
 
-    def residual(self, a: Tensor, m: Tensor, h_m: Tensor, beta: float, gamma: float, room: Tensor) -> Tensor:
-        """As above with m taken off: p (a - m), penalised where t < 0, and at least min(m, 0) - m = -h(m)."""
-        r = math.sqrt(beta / (beta + gamma))
-        p = gamma / (gamma + beta)
-        t = torch.clamp_min(a, 0, out=room)
-        t = torch.add(m, t, alpha=(1 - r) / r, out=t).clamp_max_(0)
-        a.sub_(m).add_(t, alpha=HUGE / p).mul_(p)
-        return torch.maximum(a, torch.neg(h_m, out=t), out=a)
+    def residual(self, d: Tensor, m: Tensor, h_m: Tensor, beta: float, gamma: float, room: Tensor) -> Tensor:
+        """As above in terms of d = a - h(m), with n = min(m, 0) = m - h(m):
+
+            z - n = max(p (d - n) + h(m), 0) where m + k d > 0, else 0
+
+        For m < 0 that is what stands above. For m >= 0, m + k d <= 0 means p d + m <= 0 as long as k <= p, that is for
+        gamma up to GOLDEN beta. There k = p, so that m + k d tells the sign of the other one too: fewer passes.
+        """
+        p, k = gamma / (gamma + beta), math.sqrt(1 + gamma / beta) - 1
+        if k > p * (1 + 1e-6):
+            return super().residual(d, m, h_m, beta, gamma, room)
+        n = torch.clamp_max(m, 0, out=room)
+        if k < p * (1 - 1e-6):
+            step = torch.add(h_m, d - n, alpha=p).clamp_min_(0)
+            t = torch.add(m, d, alpha=k, out=d)
+        else:
+            t = torch.add(m, d, alpha=k, out=d)
+            step = torch.add(t, n, alpha=-(1 + k), out=n)
+        return _where_positive(step, t).sub_(h_m)
 
     def __repr__(self) -> str:
         return "ReLU()"
+
+
+def _where_positive(values: Tensor, t: Tensor) -> Tensor:
+    """values where t > 0, else 0, in place: on a CPU several times faster than torch.where."""
+    return torch.ops.aten.threshold_backward.grad_input(values, t, 0, grad_input=values)  # type: ignore[no-any-return]
 
 
 def leaky_relu(slope: float) -> PiecewiseLinear:

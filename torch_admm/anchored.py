@@ -7,14 +7,16 @@ from typing import Any, Literal, final
 
 import torch
 from torch import Tensor, nn
+from torch.linalg import vector_norm
 
 from . import steps
+from .activations import GOLDEN
 from .arguments import choice, fraction, positive, positive_int
 from .bound import BoundADMM
 from .data import Rows
 from .losses import loss_of
 from .method import AbstractMethod
-from .moments import AbstractMoment, moment
+from .moments import LOOK_ROWS, AbstractMoment, moment
 from .problem import Problem, Weights, from_module
 from .scaling import Scaling, measured
 
@@ -40,7 +42,7 @@ class AnchoredADMM(AbstractMethod):
     - `half_life`: steps after which the length has halved: eta / (1 + k / half_life).
     - `momentum`: on the weight steps.
     - `rho`, `rho_residual`: ridge of the two sides of a weight step, relative to the mean diagonal.
-    - `beta`, `gamma`: the penalties of the split problem.
+    - `beta`, `gamma`: the penalties of the split problem; at gamma = 1.618 beta ReLU's step takes the fewest passes.
     - `refresh`: batches between two looks at the second moments.
     - `average`: hand back an exponential average of the weights.
     - `weight_decay`: every step also shrinks W (not b) by its own length times this.
@@ -72,7 +74,7 @@ class AnchoredADMM(AbstractMethod):
         rho: float = 2.0,
         rho_residual: float = 1.0,
         beta: float = 1.0,
-        gamma: float = 1.0,
+        gamma: float = GOLDEN,
         refresh: int = 40,
         average: bool = True,
         weight_decay: float = 0.0,
@@ -124,13 +126,16 @@ class AnchoredADMM(AbstractMethod):
             self.sweep(((x, y) for _, x, y in self.rows.chunks(self.chunk)), self.rows.count)
         else:
             for x, y in self.rows.batches(self.size, self.seed, self.epoch):
-                self.sweep([(x, y)], self.size)
+                self.sweep([(x, y)], self.size, look_at=LOOK_ROWS)
         self.epoch += 1
         self._guard()
 
     @torch.no_grad()
-    def sweep(self, chunks: Iterable[Batch], rows: int) -> None:
-        """One step of all weights, from the sums over `chunks`; `rows` is the usual number of rows of a step."""
+    def sweep(self, chunks: Iterable[Batch], rows: int, look_at: int | None = None) -> None:
+        """One step of all weights, from the sums over `chunks`; `rows` is the usual number of rows of a step.
+
+        Moments and loss are looked at on a quarter of each chunk, but on `look_at` rows at least; None: on all.
+        """
         L, W, layers, beta, gamma = self.problem.L, self.W, self.problem.layers, self.beta, self.gamma
         look = self.looks()
         K = self._factors(look)
@@ -146,30 +151,30 @@ class AnchoredADMM(AbstractMethod):
             # output: r_L = argmin_z { loss(z, y) + beta ||z - m_L||^2 } - m_L
             r = self.loss.prox(m[L], y, beta).sub_(m[L])
             if look:
-                self._watch(x, m[L], y)
+                self._watch(*(_some(t, look_at) for t in (x, m[L], y)))
             for l in range(L, 0, -1):
                 # sums of the weight step: R_l = sum r_l' [a_{l-1}, 1]
                 R_l = layers[l].map.cross(r, a[l - 1])
                 R[l] = R[l] + R_l if l in R else R_l
                 if look:
-                    self.inputs[l].look(a[l - 1])
-                    self.residuals[l].look(r)
+                    self.inputs[l].look(_some(a[l - 1], look_at))
+                    self.residuals[l].look(_some(r, look_at))
                 if l > 1:
-                    # target a' = argmin_a { beta ||r_l - W_l (a - a_{l-1})||^2 + gamma ||a - a_{l-1}||^2 }
-                    room = self._room("target", l, len(x), layers[l].map.inputs)
-                    target = layers[l].map.pull_back(W[l], r @ K[l], a[l - 1], room)
+                    # d = argmin_d { beta ||r_l - W_l d||^2 + gamma ||d||^2 }, the way to the target a' = a_{l-1} + d
+                    room = self._room("d", l, len(x), layers[l].map.inputs)
+                    d = layers[l].map.pull_back(W[l], r @ K[l], room)
                     # r_{l-1} = argmin_z { gamma ||a' - h(z)||^2 + beta ||z - m_{l-1}||^2 } - m_{l-1}
-                    h_m = a[l - 1].narrow(1, 0, target.shape[1])
-                    room = self._room("r", l, len(x), target.shape[1])
-                    r = steps.hidden_residual(layers[l - 1].h, target, m[l - 1], h_m, beta, gamma, room)
-        if look and not self._refresh(rows):
+                    h_m = a[l - 1].narrow(1, 0, d.shape[1])
+                    room = self._room("r", l, len(x), d.shape[1])
+                    r = steps.hidden_residual(layers[l - 1].h, d, m[l - 1], h_m, beta, gamma, room)
+        if look and not self._refresh():
             return
         for l in layers:
             # D_l = (C_l + rho' s' I)^-1 R_l (G_l + rho s I)^-1, up to scale;  V_l = mu V_l + D_l
             D = self.residuals[l].left(self.inputs[l].right(R[l]))
             torch.add(D, self.V[l], alpha=self.momentum, out=self.V[l])
-            # W_l += eta_k max(||W_l||, ||W_l at the start||) V_l / ||V_l||
-            self._move(l, self._length(rows))
+        # W_l += eta_k max(||W_l||, ||W_l at the start||) V_l / ||V_l||
+        self._move(self._length(rows))
         self.steps += 1
         self._average()
 
@@ -286,7 +291,7 @@ class AnchoredADMM(AbstractMethod):
         kept = self._rooms.get((name, l))
         if kept is None or len(kept) < rows:
             kept = self._rooms[name, l] = self.W[l].new_ones(rows, columns)
-        return kept.narrow(0, 0, rows)
+        return kept if len(kept) == rows else kept.narrow(0, 0, rows)
 
     def _length(self, rows: int) -> float:
         """eta_k: noise falls with the rows of a step, so that longer steps pay."""
@@ -303,12 +308,13 @@ class AnchoredADMM(AbstractMethod):
     def _watch(self, x: Tensor, m: Tensor, y: Tensor) -> None:
         """Add up the loss now, and that of the first weights on the same rows: one batch may be harder than another."""
         first = self.problem.forward(self.first_W, self._input(x))
-        self._watched.append(torch.stack([self.loss(z, y).double().sum() for z in (m, first)]))
+        rows = torch.full((), float(len(x)), dtype=torch.float64, device=x.device)
+        self._watched.append(torch.stack([*(self.loss(z, y).double().sum() for z in (m, first)), rows]))
 
-    def _refresh(self, rows: int) -> bool:
+    def _refresh(self) -> bool:
         """Take what was looked at into the moments, unless the loss says that the last steps must be taken back."""
-        now, first = (torch.stack(self._watched).sum(0) / max(1, rows)).tolist()
-        self._watched = []
+        now, first, rows = torch.stack(self._watched).sum(0).tolist()
+        now, first, self._watched = now / rows, first / rows, []
         self.highest = max(self.highest, first)
         if not now <= EXPLODED * self.highest:
             self._roll_back()
@@ -319,13 +325,15 @@ class AnchoredADMM(AbstractMethod):
             part.refresh()
         return True
 
-    def _move(self, l: int, eta: float) -> None:
-        W, V = self.W[l], self.V[l]
-        length, size = V.norm(), torch.maximum(W.norm(), self.norm[l])
-        if self.weight_decay:
-            W.narrow(1, 0, self.problem.layers[l].map.inputs).mul_(1 - eta * self.weight_decay)
-        # a V whose squares underflow has no direction: that layer waits
-        W.addcmul_(V, torch.where(length > torch.finfo(V.dtype).tiny ** 0.5, eta * size / length, 0.0))
+    def _move(self, eta: float) -> None:
+        norms = [vector_norm(t) for part in (self.V, self.W) for t in part.values()]
+        length, size, first = torch.stack([*norms, *self.norm.values()]).view(3, -1).unbind()
+        # a V whose squares underflow has no direction, and its layer hardly moves
+        stride = torch.maximum(size, first).mul_(eta).div_(length.clamp_min(torch.finfo(length.dtype).tiny ** 0.5))
+        for l, by in zip(self.W, stride.unbind(), strict=True):
+            if self.weight_decay:
+                self.W[l].narrow(1, 0, self.problem.layers[l].map.inputs).mul_(1 - eta * self.weight_decay)
+            self.W[l].addcmul_(self.V[l], by)
 
     def _average(self) -> None:
         if self.average:
@@ -354,6 +362,10 @@ class AnchoredADMM(AbstractMethod):
         self.shorter *= 0.5
         self.rollbacks += 1
         self.steps += 1
+
+
+def _some(rows: Tensor, least: int | None) -> Tensor:
+    return rows if least is None else rows.narrow(0, 0, min(len(rows), max(least, len(rows) // 4)))
 
 
 def _size(W: Tensor) -> Tensor:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from .data import Rows, rows_of
+from .moments import LOOK_ROWS
 from .problem import Problem
 
 if TYPE_CHECKING:
@@ -34,14 +35,18 @@ class BoundADMM:
             if self.usual == 0:
                 self.method.scale(rows)
             self.usual = max(self.usual, rows.count)
-            self.method.sweep([(c.x, c.y) for c in rows.chunks(max(self.method.chunk, WHOLE_BATCH))], self.usual)
+            chunks = [(c.x, c.y) for c in rows.chunks(max(self.method.chunk, WHOLE_BATCH))]
+            self.method.sweep(chunks, self.usual, LOOK_ROWS if len(chunks) == 1 else None)
             self.problem.write(self.method.current())
 
     def _rows(self, x: Tensor, y: Tensor) -> Rows:
         """Looking for NaN costs as much as a layer, so it is done when the method looks at its moments too."""
         problem = self.problem
         fine = x.ndim == 2 and x.shape[1] == problem.inputs and x.dtype == problem.dtype and x.device == problem.device
-        if not fine or self.method.looks() or not len(x) == len(y) > 0:
+        seen = not self.method.looks() or bool(
+            torch.isfinite(x.sum())
+        )  # a sum may overflow: that is for rows_of to say
+        if not fine or not seen or not len(x) == len(y) > 0:
             return rows_of((x, y), problem, "batch")
         return Rows(x, problem.loss.encode(y, problem.outputs, x))
 

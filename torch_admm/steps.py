@@ -50,10 +50,10 @@ def hidden_step(
 
 
 def hidden_residual(
-    h: AbstractActivation, a: Tensor, m: Tensor, h_m: Tensor, beta: float, gamma: float, room: Tensor
+    h: AbstractActivation, d: Tensor, m: Tensor, h_m: Tensor, beta: float, gamma: float, room: Tensor
 ) -> Tensor:
-    """argmin_z { gamma_l ||a_l - h_l(z)||^2 + beta_l ||z - m_l||^2 } - m_l; a and room are used up."""
-    return h.residual(a, m, h_m, beta, gamma, room)
+    """argmin_z { gamma_l ||h_l(m_l) + d_l - h_l(z)||^2 + beta_l ||z - m_l||^2 } - m_l; d and room are used up."""
+    return h.residual(d, m, h_m, beta, gamma, room)
 
 
 def output_step(loss: AbstractLoss, m: Tensor, y: Tensor, lam: Tensor, beta: float) -> Tensor:

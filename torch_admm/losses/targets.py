@@ -34,7 +34,8 @@ def columns(y: Tensor, outputs: int, like: Tensor) -> Tensor:
         expected = "(rows,) or (rows, 1) for one output" if one else f"(rows, {outputs}) for {outputs} outputs"
         raise ValueError(f"y has shape {tuple(y.shape)}, expected {expected}")
     cast = y.to(like)  # checked after the cast: a float64 value may overflow in float32
-    _refuse(~torch.isfinite(cast), y, f"targets must be finite in {like.dtype}")
+    if not _within(cast, -torch.finfo(like.dtype).max, torch.finfo(like.dtype).max):
+        _refuse(~torch.isfinite(cast), y, f"targets must be finite in {like.dtype}")
     return cast.reshape(len(y), outputs)
 
 
@@ -51,9 +52,10 @@ def binary_labels(y: Tensor, outputs: int, like: Tensor) -> Tensor:
 def unit_interval(y: Tensor, outputs: int, like: Tensor) -> Tensor:
     """Labels or probabilities in [0, 1] as (rows, outputs)."""
     cast = columns(y, outputs, like)
-    wide = _comparable(y)
-    hint = "expected labels or probabilities between 0 and 1 (map labels -1 and +1 to 0 and 1)"
-    _refuse((wide < 0) | (wide > 1), y, hint)
+    if not _within(y, 0, 1):
+        wide = _comparable(y)
+        hint = "expected labels or probabilities between 0 and 1 (map labels -1 and +1 to 0 and 1)"
+        _refuse((wide < 0) | (wide > 1), y, hint)
     return cast
 
 
@@ -66,7 +68,8 @@ def class_labels(y: Tensor, outputs: int, like: Tensor) -> Tensor:
     if y.ndim != 1:
         raise ValueError(f"y has shape {tuple(y.shape)}, expected (rows,) for class labels")
     labels = y.to(torch.int64)
-    _refuse((labels < 0) | (labels >= outputs), y, f"expected class labels 0..{outputs - 1}")
+    if not _within(labels, 0, outputs - 1):
+        _refuse((labels < 0) | (labels >= outputs), y, f"expected class labels 0..{outputs - 1}")
     return labels.to(like.device)
 
 
@@ -86,6 +89,12 @@ def require_classes(outputs: int) -> None:
 def _comparable(y: Tensor) -> Tensor:
     """Bool and the small unsigned types lack some comparisons; int64 has them all."""
     return y if y.is_floating_point() else y.to(torch.int64)
+
+
+def _within(values: Tensor, least: float, most: float) -> bool:
+    """Are all values from `least` to `most`, and none NaN? One pass: every mini-batch of a user's loop is checked."""
+    low, high = torch.aminmax(values) if values.numel() else (least, most)
+    return least <= float(low) and float(high) <= most
 
 
 def _refuse(bad: Tensor, y: Tensor, expected: str) -> None:

@@ -54,7 +54,7 @@ class AbstractLinearMap(abc.ABC):
     def extend(self, z: Tensor, h: AbstractActivation | None, out: Tensor) -> Tensor:
         """Write a = h(z) into the columns of `out` but the last, of ones, if there is a bias.
 
-        `forward`, `cross` and `pull_back` take such rows [a, 1] as well as a, and are faster on them.
+        `forward` and `cross` take such rows [a, 1] as well as a, and are faster on them.
         """
 
     @abc.abstractmethod
@@ -62,5 +62,5 @@ class AbstractLinearMap(abc.ABC):
         """beta (beta W W' + gamma I)^-1, which turns residuals of the outputs into a step of the inputs."""
 
     @abc.abstractmethod
-    def pull_back(self, W: Tensor, r: Tensor, a: Tensor, out: Tensor) -> Tensor:
-        """a + r W, for rows r of the outputs and a of the inputs, in `out`."""
+    def pull_back(self, W: Tensor, r: Tensor, out: Tensor) -> Tensor:
+        """r W, for rows r of the outputs, in `out`."""

@@ -31,7 +31,7 @@ class Dense(AbstractLinearMap):
 
     @torch.no_grad()
     def write(self, W: Tensor) -> None:
-        self.module.weight.copy_(self._matrix(W))
+        self.module.weight.copy_(W.narrow(1, 0, self.inputs))
         if self.bias:
             self.module.bias.copy_(W.select(1, self.inputs))
 
@@ -76,14 +76,15 @@ class Dense(AbstractLinearMap):
     def output_factor(self, W: Tensor, beta: float, gamma: float) -> Tensor:
         V = W.narrow(1, 0, self.inputs)
         if self.outputs == 1:
-            return (V.square().sum() + gamma / beta).reciprocal().reshape(1, 1)
+            w = V.select(0, 0)
+            return (torch.dot(w, w) + gamma / beta).reciprocal_().view(1, 1)
         K = (V @ V.T).double()
         K.diagonal().add_(gamma / beta)
         return torch.cholesky_inverse(torch.linalg.cholesky_ex(K).L).to(W.dtype)
 
-    def pull_back(self, W: Tensor, r: Tensor, a: Tensor, out: Tensor) -> Tensor:
-        V, a = W.narrow(1, 0, self.inputs), a.narrow(1, 0, self.inputs)
-        return torch.addcmul(a, r, V, out=out) if self.outputs == 1 else torch.mm(r, V, out=out).add_(a)
+    def pull_back(self, W: Tensor, r: Tensor, out: Tensor) -> Tensor:
+        V = W.narrow(1, 0, self.inputs)
+        return torch.mul(r, V, out=out) if self.outputs == 1 else torch.mm(r, V, out=out)
 
     def _matrix(self, W: Tensor) -> Tensor:
         return _packed(W.narrow(1, 0, self.inputs))
