@@ -9,7 +9,6 @@ from typing import Any, final
 from torch import Tensor
 
 from torch_admm import AbstractMethod, Problem
-from torch_admm.data import Rows
 from torch_admm.problem import Weights
 
 __all__ = ["InParts"]
@@ -25,22 +24,26 @@ class InParts(AbstractMethod):
     batches, full-batch methods between two sweeps. `measures` gives the epochs so far, sweeps for full-batch methods.
     """
 
-    def __init__(self, method: AbstractMethod, rows: Rows) -> None:
+    def __init__(self, method: AbstractMethod, rows: Any) -> None:
         """Train on `rows`, whatever rows `fit` has: its own may then be a sample, cheap to evaluate so often."""
         self.method, self.loss, self.rows = method, method.loss, _RowsInParts(rows)
         self.seconds, self.sweeps = 0.0, 0
 
-    def init(self, problem: Problem, rows: Rows, *, batch_size: int | None, seed: int) -> None:
-        rows_in_parts: Any = self.rows
-        self.method.init(problem, rows_in_parts, batch_size=batch_size, seed=seed)
+    def init(self, problem: Problem, rows: Any, *, batch_size: int | None, seed: int) -> None:
+        in_parts: Any = self.rows
+        self.method.init(problem, in_parts, batch_size=batch_size, seed=seed)
 
     def step(self) -> None:
         begin = perf_counter()
         self.rows.end = begin + max(EVERY, RARER * self.seconds)
+        self._sweep()
         while perf_counter() < self.rows.end:
-            self.method.step()
-            self.sweeps += 1
+            self._sweep()
         self.seconds += perf_counter() - begin
+
+    def _sweep(self) -> None:
+        self.method.step()
+        self.sweeps += 1
 
     def weights(self) -> Weights:
         return self.method.weights()
@@ -58,9 +61,9 @@ class InParts(AbstractMethod):
 
 @final
 class _RowsInParts:
-    """Rows whose mini-batches run on from epoch to epoch, and pause where time is up."""
+    """Rows of any kind, whose mini-batches run on from epoch to epoch, and pause where time is up."""
 
-    def __init__(self, rows: Rows) -> None:
+    def __init__(self, rows: Any) -> None:
         self._rows = rows
         self.count: int = rows.count
         self.handed_out = 0

@@ -79,7 +79,7 @@ def time_over_ranks(title: str, problem: str, target: float, rows: Sequence[Row]
     ranks, methods = sorted({row.ranks for row in rows} | cores), list(dict.fromkeys(row.method for row in rows))
     doublings = math.log2(4 * max(ranks, default=1))  # from left to right
     for number, method in enumerate(methods):
-        points = [(row.ranks, row.seconds[f"{target:g}"]) for row in rows if row.method == method]
+        points = sorted((row.ranks, row.seconds[f"{target:g}"]) for row in rows if row.method == method)
         there = [
             (count * 2 ** (doublings * 0.025 * (number - len(methods) / 2)), s)
             for count, s in points

@@ -17,7 +17,7 @@ __all__ = ["COLUMNS", "Row", "Spread", "as_csv", "as_text", "cells", "summarise"
 
 
 @final
-@dataclass(frozen=True)
+@dataclass(frozen=True, order=True)
 class Spread:
     """Median, least and greatest over seeds; infinite seconds stand for never."""
 

@@ -1,69 +1,44 @@
-"""Train a small net on scikit-learn's embedded digits with ADMM, L-BFGS and SGD, all from the same start.
+"""All methods on scikit-learn's embedded digits, from the same start, with a table and a report.
 
     make demo
-    python -m examples.digits --sweeps 60 --seed 1
+    python -m examples.digits --seeds 1 2 3 --seconds 2 --out runs/demo
 
-1,797 real 8 x 8 images of digits, a quarter of them held out, a 64-64-10 ReLU net. Needs the extra `sklearn`.
+1,797 real 8 x 8 images of digits, a quarter of them held out, a 64-64-10 ReLU net. `anchored` is AnchoredADMM at its
+defaults, `bregman` the paper's Algorithm 1; they and the gradient methods run one after another, each in a process of
+its own. It is `python -m baselines.compare --problem digits` with little time for each. Needs the extra `compare`.
 """
 
 from __future__ import annotations
 
 import argparse
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
 
-import numpy as np
-import torch
-from sklearn.datasets import load_digits
-from torch import nn
-
-import torch_admm
-from baselines import LBFGS, SGD
-
-Data = tuple[np.ndarray, np.ndarray]
+from baselines import compare, problems
 
 
-def digits(seed: int) -> tuple[Data, Data]:
-    images, labels = load_digits(return_X_y=True)
-    images = (images / 16).astype(np.float32)
-    order = np.random.default_rng(seed).permutation(len(images))
-    train, test = order[: len(order) * 3 // 4], order[len(order) * 3 // 4 :]
-    return (images[train], labels[train]), (images[test], labels[test])
-
-
-def network(seed: int) -> nn.Sequential:
-    torch.manual_seed(seed)
-    return nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
-
-
-def main() -> None:
+def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--sweeps", type=int, default=50)
-    parser.add_argument("--seed", type=int, default=0)
-    args = parser.parse_args()
+    parser.add_argument("--methods", nargs="+", default=list(compare.METHODS))
+    parser.add_argument("--seeds", nargs="+", default=["1", "2", "3"])
+    parser.add_argument("--seconds", default="0.7", help="of training for every method and seed")
+    parser.add_argument("--threads", default="1", help="more do not pay on a net this small")
+    parser.add_argument("--out", type=Path, default=Path("runs") / "demo", help="made anew every time")
+    args = parser.parse_args(argv)
 
-    train, test = digits(args.seed)
-    methods: dict[str, tuple[torch_admm.AbstractMethod, int]] = {
-        "ADMM (anchored)": (torch_admm.AnchoredADMM("cross_entropy"), args.sweeps),
-        "ADMM (Algorithm 1)": (torch_admm.BregmanADMM("cross_entropy", gamma=1.0), args.sweeps),
-        "L-BFGS": (LBFGS("cross_entropy"), args.sweeps),
-        "SGD": (SGD("cross_entropy", lr=0.1), args.sweeps),
-    }
-    print(f"digits: {len(train[0])} training rows, {len(test[0])} test rows, net 64-64-10\n")
-    table = []
-    for name, (method, sweeps) in methods.items():
-        result = torch_admm.fit(
-            network(args.seed),
-            train,
-            method,
-            max_sweeps=sweeps,
-            evaluate=test,
-            sinks=torch_admm.ProgressBar(f"{name:20s}", always=True),
-            seed=args.seed,
-        )
-        table.append((name, result.best))
-    print(f"\n{'method':20s} {'best test accuracy':>18s} {'at sweep':>9s} {'after':>8s}")
-    for name, best in table:
-        print(f"{name:20s} {best['test_accuracy']:17.1%} {best['sweep']:9.0f} {best['seconds']:7.2f}s")
+    shutil.rmtree(args.out, ignore_errors=True)  # a demonstration that finds everything done already shows nothing
+    data = problems.load("digits", None)
+    print(
+        f"digits: {len(data.train[0])} training rows, {len(data.test[0])} test rows, net {problems.task('digits').net}"
+    )
+    print(f"{len(args.methods)} methods, {len(args.seeds)} seeds, {args.seconds} s of training each\n", flush=True)
+    options = {"--methods": args.methods, "--seeds": args.seeds}
+    lists = [text for name, values in options.items() for text in (name, *values)]
+    rest = ["--seconds", args.seconds, "--threads", args.threads, "--out", str(args.out)]
+    return compare.main(["--problem", "digits", *lists, *rest])
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import math
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,6 @@ import pytest
 import torch
 from torch import nn
 
-import examples.digits
 from baselines import CG, LBFGS, SGD, Adam
 from tests.helpers import blobs, net
 from torch_admm import AbstractMethod, fit
@@ -226,12 +224,3 @@ def test_batches_cover_every_row_once() -> None:
     assert torch.equal(epochs[0], epochs[1])
     assert not torch.equal(epochs[0], epochs[2])
     assert torch.equal(epochs[2].sort(0).values, X.sort(0).values)
-
-
-def test_demo_prints_a_table(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(sys, "argv", ["digits", "--sweeps", "3"])
-    examples.digits.main()
-    screen = capsys.readouterr().out
-    assert "1347 training rows, 450 test rows, net 64-64-10" in screen
-    for method in ("ADMM (Algorithm 1)", "L-BFGS", "SGD"):
-        assert f"\n{method}" in screen

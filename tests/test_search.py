@@ -1,0 +1,217 @@
+"""The search: samplers, budgets, going on after a kill, and what is stored."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from baselines import problems, samplers, search
+from baselines.journal import read
+from baselines.methods import METHODS, Choice, Log, entry
+from baselines.samplers import AbstractSampler, Grid, Tpe, score
+from baselines.search import Search, best_of
+from baselines.trials import Trial
+
+
+def wanted(**changes: Any) -> Search:
+    known: dict[str, Any] = {"methods": ("sgd",), "target": 0.9, "seconds": 2.0, "trials": 6}
+    return Search("digits", **{**known, **changes})
+
+
+def record(
+    settings: dict[str, Any], seconds: float | None, accuracy: float | None = 0.5, **more: Any
+) -> dict[str, Any]:
+    reached = {"0.9": None if seconds is None else [seconds, 1.0]}
+    return {"settings": settings, "targets": [0.9], "reached": reached, "best_accuracy": accuracy, "wall": 1.0, **more}
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch) -> list[Trial]:
+    """Trials that take no time: the closer lr is to 0.3, the faster; those of 2 and more never get there."""
+    asked: list[Trial] = []
+
+    def run(trial: Trial, folder: Path | None) -> dict[str, Any]:
+        asked.append(trial)
+        lr = trial.settings.get("lr", 1.0)
+        seconds = None if lr >= 2 else 0.1 + abs(math.log(lr / 0.3))
+        made = record(trial.settings, seconds, 0.95 if seconds else 0.9 / lr, curve=[], outcome="")
+        return {**trial.named, **made}
+
+    monkeypatch.setattr(search, "run_apart", run)
+    return asked
+
+
+def test_score_orders_by_time_then_by_accuracy() -> None:
+    faster, slower = record({}, 0.5), record({}, 0.6, 0.99)
+    closer, further, failed = record({}, None, 0.89), record({}, None, 0.2), record({}, None, None)
+    right = [faster, slower, closer, further, failed]
+    assert sorted(right, key=score) == right
+    assert sorted([failed, further, closer, slower, faster], key=score) == right
+    costs = [samplers._cost(r) for r in right]
+    assert costs == sorted(costs)
+    assert all(map(math.isfinite, costs))
+
+
+def test_grid_takes_every_combination_once() -> None:
+    space = {"a": Choice((1, 2)), "b": Log((0.1, 1.0, 10.0))}
+    grid = Grid(space, seed=0)
+    grid.tell({"a": 1, "b": 0.1}, record({}, 1.0))
+    taken = list(iter(grid.ask, None))
+    assert len(taken) == len({json.dumps(t) for t in taken}) == 5
+    assert {"a": 1, "b": 0.1} not in taken
+    assert taken != list(iter(Grid(space, seed=1).ask, None))[:5]
+
+
+def test_tpe_learns_from_what_it_is_told() -> None:
+    """Told 40 trials whose time is the distance of lr from 0.3, it asks nearer to that than chance would."""
+    sampler = Tpe({"lr": Log((1e-4, 10.0)), "size": Choice((1, 2, None))}, seed=0)
+    for i in range(40):
+        lr = 10 ** (-4 + 5 * i / 39)
+        sampler.tell({"lr": lr, "size": None}, record({}, 0.1 + abs(math.log(lr / 0.3))))
+    asked = [sampler.ask() for _ in range(10)]
+    assert all(a is not None and 1e-4 <= a["lr"] <= 10 for a in asked)
+    assert sum(0.03 < a["lr"] < 3 for a in asked if a) >= 8
+
+
+def test_tpe_leaves_out_what_its_space_no_longer_has() -> None:
+    sampler = Tpe({"lr": Log((0.1, 1.0))}, seed=0)
+    for settings in ({"lr": 5.0}, {"lr": 0.5, "momentum": 0.9}, {}):
+        sampler.tell(settings, record({}, 1.0))
+    assert len(sampler.study.trials) == 0
+
+
+def test_choices_alone_are_a_grid() -> None:
+    assert isinstance(samplers.SAMPLERS["tpe"](entry("lbfgs").space, 0), Grid)
+    assert isinstance(samplers.SAMPLERS["tpe"](entry("sgd").space, 0), Tpe)
+
+
+@pytest.mark.parametrize("sampler", ["tpe", "grid"])
+def test_search_stores_the_best_with_its_origin(sampler: str, fake: list[Trial], tmp_path: Path) -> None:
+    stored = search.search(wanted(sampler=sampler, trials=12), tmp_path, show=False)
+    assert len(fake) == 12
+    found = stored["methods"]["sgd"]
+    best = min(read(tmp_path / "search.jsonl"), key=score)
+    assert found["settings"] == best["settings"]
+    assert found["seconds"] == best["reached"]["0.9"][0]
+    assert found["how"] == {
+        **{"target": 0.9, "seconds": 2.0, "trials": 12, "budget": None, "sampler": sampler, "jobs": 1, "seed": 0},
+        "threads": 2,
+    }
+    assert {"processor", "cores", "torch", "torch_admm", "python", "load_before"} <= found["machine"].keys()
+    assert json.loads((tmp_path / "settings.json").read_text()) == stored
+
+
+def test_a_trial_has_little_more_than_the_best_took(fake: list[Trial], tmp_path: Path) -> None:
+    search.search(wanted(trials=10, seconds=9.0, sampler="grid"), tmp_path, show=False)
+    assert fake[0].seconds == 9.0
+    assert 1.0 <= fake[-1].seconds < 9.0
+    assert not fake[0].to_the_end
+
+
+def test_goes_on_with_what_is_missing(fake: list[Trial], tmp_path: Path) -> None:
+    search.search(wanted(trials=4), tmp_path, show=False)
+    first = read(tmp_path / "search.jsonl")
+    search.search(wanted(trials=9), tmp_path, show=False)
+    assert len(fake) == 9
+    assert read(tmp_path / "search.jsonl")[:4] == first
+    search.search(wanted(trials=9), tmp_path, show=False)
+    assert len(fake) == 9
+    search.search(wanted(trials=9, seed=1), tmp_path, show=False)
+    assert len(fake) == 18
+
+
+def test_other_methods_stay_in_the_file(fake: list[Trial], tmp_path: Path) -> None:
+    search.search(wanted(trials=3), tmp_path, show=False)
+    stored = search.search(wanted(trials=3, methods=("adam", "lbfgs")), tmp_path, show=False)
+    assert list(stored["methods"]) == ["sgd", "adam", "lbfgs"]
+    assert "lbfgs" in "\n".join(search.lines(stored))
+
+
+def test_budget_in_seconds_is_shared_by_jobs(fake: list[Trial], tmp_path: Path) -> None:
+    """Every trial says that it took one second on the wall; with two jobs there is time for twice as many."""
+    search.search(wanted(trials=None, budget=4.0), tmp_path / "one", show=False)
+    assert len(fake) == 4
+    search.search(wanted(trials=None, budget=4.0, jobs=2), tmp_path / "two", show=False)
+    assert 8 <= len(fake) - 4 <= 9
+    assert fake[-1].threads == 1
+
+
+def test_a_grid_ends_when_all_is_tried(fake: list[Trial], tmp_path: Path) -> None:
+    stored = search.search(wanted(trials=99, methods=("cg",)), tmp_path, show=False)
+    assert stored["methods"]["cg"]["trials"] == len(fake) == len(METHODS["cg"].space["max_evals"].values)
+
+
+def test_never_reached_is_said() -> None:
+    best = best_of([record({"lr": 1}, None, 0.3), record({"lr": 2}, None, 0.6)])
+    assert best["settings"] == {"lr": 2}
+    assert best["seconds"] is None
+    stored = {"methods": {"sgd": best}}
+    assert "never reached, 2 trials" in next(search.lines(stored))
+
+
+def test_real_trials_two_at_a_time_and_a_torn_journal(tmp_path: Path) -> None:
+    """As a kill leaves it: in the middle of a line. That trial is run again, and the others stay."""
+    options = ["--problem", "digits", "--methods", "sgd", "--target", "0.5", "--seconds", "0.2", "--sampler", "grid"]
+    command = [*options, "--jobs", "2", "--trials", "4", "--out", str(tmp_path)]
+    journal = tmp_path / "search.jsonl"
+    assert search.main(command) == 0
+    before = read(journal)
+    assert len(before) == 4
+    assert all(r["threads"] == 1 for r in before)
+    journal.write_bytes(journal.read_bytes()[:-20])
+    assert search.main(command) == 0
+    after = read(journal)
+    assert after[:3] == before[:3]
+    assert len(after) == 4
+    assert json.loads((tmp_path / "settings.json").read_text())["data"] == problems.load("digits", None).fingerprint
+
+
+BAD: dict[str, tuple[list[str], str]] = {
+    "problem": (["--problem", "iris"], "problem is 'iris'; one of higgs, svhn"),
+    "method": (["--methods", "newton"], "method is 'newton'; one of anchored"),
+    "sampler": (["--sampler", "random"], "sampler is 'random'; one of tpe, grid is expected"),
+    "jobs": (["--jobs", "0"], "jobs is 0; a whole number of at least 1 is expected"),
+    "target": (["--target", "-1"], "target is -1.0; a finite number above 0 is expected"),
+    "no data folder": (["--problem", "svhn"], "svhn needs --data-dir"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_input(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options, message = BAD[name]
+    assert search.main(["--problem", "digits", "--out", str(tmp_path), *options]) == 2
+    with pytest.raises(ValueError, match=message):
+        raise ValueError(capsys.readouterr().err)
+    assert not (tmp_path / "settings.json").exists()
+
+
+def test_a_budget_is_needed() -> None:
+    with pytest.raises(ValueError, match="neither trials nor budget is given"):
+        wanted(trials=None)
+
+
+def test_tpe_names_the_extra(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Any) -> None:
+    monkeypatch.setitem(sys.modules, "optuna", None)
+    assert search.main(["--problem", "digits", "--methods", "sgd", "--out", str(tmp_path)]) == 2
+    with pytest.raises(ImportError, match=r'needs Optuna: pip install "torch-admm\[compare\]"'):
+        raise ImportError(capsys.readouterr().err)
+
+
+def test_interrupting_says_how_to_go_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Any) -> None:
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(search, "run_apart", interrupt)
+    assert search.main(["--problem", "digits", "--methods", "lbfgs", "--out", str(tmp_path)]) == 130
+    assert "the same command goes on from here" in capsys.readouterr().err
+
+
+def test_samplers_are_abstract_or_final() -> None:
+    assert issubclass(Grid, AbstractSampler)
+    with pytest.raises(TypeError, match="abstract"):
+        AbstractSampler()  # type: ignore[abstract]
