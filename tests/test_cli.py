@@ -134,9 +134,10 @@ def test_a_missing_package_is_a_sentence_too(
 def test_commands_join_by_registration(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch_admm.cli.base.COMMANDS", dict(COMMANDS))
 
-    @command(
-        "data", "count", help="how many", arguments=lambda parser: parser.add_argument("number", type=int) and None
-    )
+    def arguments(parser: argparse.ArgumentParser) -> None:
+        parser.add_argument("number", type=int)
+
+    @command("data", "count", help="how many", arguments=arguments)
     def count(args: argparse.Namespace) -> int:
         print(args.number)
         return 7
@@ -178,7 +179,7 @@ def test_train_saves_weights_that_give_the_accuracy_it_prints(
         (["--data", "numbers.h5", "--net", "8"], ["net 3-8-1 relu; AnchoredADMM, squared loss"]),
         (["--data", "numbers.h5", "--test", "numbers.h5", "--loss", "huber", "--net", "8"], ["huber", "test_loss"]),
         (
-            [*"--data synthetic --method bregman --loss hinge --net 8 --set gamma=1.0 multiplier=consistent".split()],
+            ["--data", "synthetic", "--method", "bregman", "--loss", "hinge", "--set", "gamma=1.0", "multiplier=none"],
             ["BregmanADMM, hinge loss"],
         ),
         (["--data", "synthetic", "--batch-size", "100"], ["AnchoredADMM"]),

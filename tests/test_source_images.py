@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from scipy.io import savemat
 
 from torch_admm.data import hdf5, vision
-from torch_admm.data.sources import Prepared, images, prepare, svhn
+from torch_admm.data.sources import Prepared, hog, images, prepare, svhn
 from torch_admm.data.sources.batches import load_batch
 from torch_admm.errors import DataError
 
@@ -278,10 +278,20 @@ def test_bad_svhn_options(tmp_path: Path, options: dict[str, Any], message: str)
         prepare(svhn.SVHN(**options), tmp_path, offline=True)
 
 
-def test_a_worker_that_does_not_answer_is_not_waited_for_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(svhn, "PATIENCE", 0.0)
-    with pytest.raises(DataError, match=r"a worker did not answer within 0.0 s; --workers 1 works without any"):
-        svhn.features(np.moveaxis(CROPS, 3, 0), workers=2)
+def test_a_worker_that_dies_is_noticed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "dies.py").write_text("import sys; sys.stdin.buffer.read(4); sys.exit(3)", encoding="utf-8")
+    monkeypatch.setattr(hog, "__file__", str(tmp_path / "dies.py"))
+    with pytest.raises(DataError, match=r"svhn: a worker ended with code 3; --workers 1 works without any"):
+        svhn.features_of(np.moveaxis(CROPS, 3, 0), 2)
+
+
+def test_a_worker_ends_when_nobody_asks_any_more() -> None:
+    process = subprocess.Popen([sys.executable, hog.__file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    try:
+        process.communicate(b"", timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode == 0
 
 
 # --- torchvision

@@ -1,34 +1,29 @@
-"""Street View House Numbers: chosen digits, as the paper's 648 HOG features.
-
-hog(gray, orientations=8, pixels_per_cell=(6, 6), cells_per_block=(3, 3)) of each 32 x 32 crop
-"""
+"""Street View House Numbers: chosen digits, as HOG features made by several processes."""
 
 from __future__ import annotations
 
 import os
-import signal
-from collections import deque
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
-from multiprocessing import TimeoutError as LateError
-from multiprocessing import get_context
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple, final
+from queue import SimpleQueue
+from typing import ClassVar, NamedTuple, final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import DataError
+from ..reader import ahead
+from . import hog
 from .base import AbstractSource, Block, Contents, Obtain, Part, Remote, needs, option, register
 
-__all__ = ["FEATURES", "SVHN", "features"]
+__all__ = ["SVHN", "features_of"]
 
-FEATURES = 648
-HOG = {"orientations": 8, "pixels_per_cell": (6, 6), "cells_per_block": (3, 3)}
-BLOCK = 2048  # images in one task; a few tasks are under way at a time
-PATIENCE = 600  # seconds for one task before a worker counts as lost
+BLOCK = 512  # images that a worker gets at a time
 
 URL = "http://ufldl.stanford.edu/housenumbers/"
 SUMS = {
@@ -63,11 +58,12 @@ class SVHN(AbstractSource):
         return tuple(_file(part, given.get(part), folder, obtain) for part in names)
 
     def open(self, files: tuple[Path, ...]) -> Contents:
-        return Contents(FEATURES, tuple(map(str, self.digits)), self.blocks(files))
+        return Contents(hog.FEATURES, tuple(map(str, self.digits)), self.blocks(files))
 
     def blocks(self, files: tuple[Path, ...]) -> Iterator[Block]:
-        with pool(self.workers or cores()) as submit:
-            yield from _in_flight(self.tasks(files), submit)
+        count = self.workers or cores()
+        with workers(count) as features:
+            yield from ahead(partial(_finished, features), self.tasks(files), threads=count, most=count + 2)
 
     def tasks(self, files: tuple[Path, ...]) -> Iterator[_Task]:
         sizes = [path.stat().st_size for path in files]
@@ -87,62 +83,56 @@ class _Task(NamedTuple):
     done: float
 
 
-Submit = Callable[[NDArray[np.uint8]], Callable[[], NDArray[np.float32]]]
+Features = Callable[[NDArray[np.uint8]], NDArray[np.float32]]
 
 
-def _in_flight(tasks: Iterator[_Task], submit: Submit, depth: int = 3) -> Iterator[Block]:
-    """Results in order, with `depth` tasks given out before the first is asked for: workers never wait for us."""
-    waiting: deque[tuple[_Task, Callable[[], NDArray[np.float32]]]] = deque()
-    for task in tasks:
-        waiting.append((task, submit(task.crops)))
-        if len(waiting) >= depth:
-            yield _finished(*waiting.popleft())
-    while waiting:
-        yield _finished(*waiting.popleft())
-
-
-def _finished(task: _Task, result: Callable[[], NDArray[np.float32]]) -> Block:
-    return Block(task.part, result(), task.labels, task.done)
+def _finished(features: Features, task: _Task) -> Block:
+    return Block(task.part, features(task.crops), task.labels, task.done)
 
 
 @contextmanager
-def pool(workers: int) -> Iterator[Submit]:
-    """Processes that make features. What they run is scikit-image's own function, so none of them imports torch."""
-    hog = partial(needs("skimage.feature").hog, **HOG)
-    if workers == 1:
-        yield lambda crops: partial(_stacked, [hog(image) for image in gray(crops)])
+def workers(count: int) -> Iterator[Features]:
+    """A function from crops to features that `count` threads may call at once, each served by a process."""
+    needs("skimage.feature")
+    if count == 1:
+        yield hog.features
         return
-    ignore = (signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent to deal with
-    with get_context("spawn").Pool(workers, signal.signal, ignore) as processes:
-        processes.map_async(hog, np.zeros((workers, 32, 32)), chunksize=1)  # they import while we read the first file
-
-        def submit(crops: NDArray[np.uint8]) -> Callable[[], NDArray[np.float32]]:
-            return partial(_fetched, processes.map_async(hog, gray(crops), chunksize=64))
-
-        yield submit
+    with ExitStack() as stack:
+        idle: SimpleQueue[subprocess.Popen[bytes]] = SimpleQueue()
+        for _ in range(count):
+            idle.put(stack.enter_context(_worker()))
+        yield partial(_ask, idle)
 
 
-def _fetched(result: Any) -> NDArray[np.float32]:
+@contextmanager
+def _worker() -> Iterator[subprocess.Popen[bytes]]:
+    process = subprocess.Popen([sys.executable, hog.__file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     try:
-        return _stacked(result.get(PATIENCE))
-    except LateError:
-        raise DataError(f"svhn: a worker did not answer within {PATIENCE} s; --workers 1 works without any") from None
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
 
 
-def _stacked(rows: list[Any]) -> NDArray[np.float32]:
-    return np.stack(rows).astype(np.float32)
+def _ask(idle: SimpleQueue[subprocess.Popen[bytes]], crops: NDArray[np.uint8]) -> NDArray[np.float32]:
+    process = idle.get()
+    assert process.stdin is not None
+    assert process.stdout is not None
+    rows = None
+    with suppress(BrokenPipeError):
+        hog.to_worker(process.stdin, crops)
+        rows = hog.from_worker(process.stdout, len(crops))
+    idle.put(process)
+    if rows is None:
+        raise DataError(f"svhn: a worker ended with code {process.wait()}; --workers 1 works without any")
+    return rows
 
 
-def features(crops: NDArray[np.uint8], workers: int = 1) -> NDArray[np.float32]:
-    """HOG features (n, 648) of crops (n, 32, 32, 3)."""
-    tasks = (_Task("train", crops[i : i + BLOCK], np.zeros(0, np.int64), 0.0) for i in range(0, len(crops), BLOCK))
-    with pool(workers) as submit:
-        return np.concatenate([block.x for block in _in_flight(tasks, submit)])
-
-
-def gray(crops: NDArray[np.uint8]) -> NDArray[np.float64]:
-    grays: NDArray[np.float64] = needs("skimage.color").rgb2gray(crops)
-    return grays
+def features_of(crops: NDArray[np.uint8], count: int) -> NDArray[np.float32]:
+    """HOG features by `count` workers."""
+    with workers(count) as features:
+        parts = (crops[i : i + BLOCK] for i in range(0, len(crops), BLOCK))
+        return np.concatenate(list(ahead(features, parts, threads=count, most=count + 2)))
 
 
 def cores() -> int:
