@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from torch_admm import Problem
-from torch_admm.data import Rows
+from torch_admm.data import AbstractRows
 
 from .gradient import AbstractGradientMethod
 
@@ -18,7 +18,7 @@ CHUNK_ROWS = 16_384  # rows of one forward and backward pass in a full-batch gra
 class AbstractFullBatchMethod(AbstractGradientMethod):
     """One iteration of an optimiser, with its line search over all rows, a sweep."""
 
-    def init(self, problem: Problem, rows: Rows, *, batch_size: int | None, seed: int) -> None:
+    def init(self, problem: Problem, rows: AbstractRows, *, batch_size: int | None, seed: int) -> None:
         if batch_size is not None:
             name = type(self).__name__
             raise ValueError(f"batch_size is {batch_size}, but {name} works on all rows at once; leave it None")
@@ -44,7 +44,7 @@ class AbstractFullBatchMethod(AbstractGradientMethod):
     def _evaluate(self) -> float:
         """Loss and gradient over all rows, chunk by chunk."""
         self.optimiser.zero_grad()
-        total = torch.zeros((), dtype=torch.float64, device=self.rows.x.device)
+        total = torch.zeros((), dtype=torch.float64, device=self.rows.like.device)
         for _, x, y in self.rows.chunks(CHUNK_ROWS):
             part: Tensor = self.loss(self.model(x), y).sum() / self.rows.count
             part.backward()

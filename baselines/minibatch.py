@@ -9,7 +9,7 @@ import torch
 
 from torch_admm import Problem, from_module, loss_of
 from torch_admm.arguments import positive_int
-from torch_admm.data import Rows
+from torch_admm.data import AbstractRows
 from torch_admm.problem import Weights
 
 from .arguments import switch
@@ -33,7 +33,7 @@ class AbstractMiniBatchMethod(AbstractGradientMethod):
         self.default_batch = positive_int("batch_size", batch_size)
         self.average = switch("average", average)
 
-    def init(self, problem: Problem, rows: Rows, *, batch_size: int | None, seed: int) -> None:
+    def init(self, problem: Problem, rows: AbstractRows, *, batch_size: int | None, seed: int) -> None:
         super().init(problem, rows, batch_size=batch_size, seed=seed)
         self.batches = 0
         self.averaged = from_module(copy.deepcopy(self.model), self.loss) if self.average else self.problem

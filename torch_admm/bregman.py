@@ -10,7 +10,7 @@ from torch import Tensor
 
 from . import steps
 from .arguments import choice, per_layer, positive, positive_int
-from .data import Rows, take
+from .data import AbstractRows, take
 from .gram import Factor
 from .losses import loss_of
 from .method import AbstractMethod
@@ -68,7 +68,7 @@ class BregmanADMM(AbstractMethod):
         per_layer("gamma", gamma, None)
 
     @torch.no_grad()
-    def init(self, problem: Problem, rows: Rows, *, batch_size: int | None = None, seed: int = 0) -> None:
+    def init(self, problem: Problem, rows: AbstractRows, *, batch_size: int | None = None, seed: int = 0) -> None:
         """Allocate and draw a, z, lam; factor the Gram matrix of the data, which never changes."""
         if batch_size is not None:
             raise ValueError(f"batch_size is {batch_size}, but BregmanADMM works on all rows at once; leave it None")
@@ -211,8 +211,9 @@ class BregmanADMM(AbstractMethod):
         """Gaussian a and z; the W from them are what the first a steps see."""
         L = self.problem.L
         for rows, _, _ in self.rows.chunks(self.size):
+            numbers = slice(self.rows.first + rows.start, self.rows.first + rows.stop)
             for stream, state in enumerate([*self.a.values(), *self.z.values()]):
-                self._store(take(state, rows), gaussian(rows, state.shape[1], seed, stream, self.W[L]))
+                self._store(take(state, rows), gaussian(numbers, state.shape[1], seed, stream, self.W[L]))
         for l in range(1, L + 1):
             self._add_all(l)
             self.W[l] = self.sums[l].solve()

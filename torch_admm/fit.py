@@ -3,27 +3,24 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, final
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from .anchored import AnchoredADMM
 from .arguments import fraction, positive_int
-from .data import Rows, pair_of, rows_of, take
+from .data import has_floating_targets, rows_of
+from .judge import Judge
 from .method import AbstractMethod
-from .problem import Problem, Weights, from_module
+from .problem import Weights, from_module
 from .record import AbstractSink, Clock, ProgressBar, Row
 from .stop import AbstractStop, Outcome, is_better
 
 __all__ = ["Result", "fit"]
-
-EVALUATION_ROWS = 16_384  # rows of one forward pass in an evaluation
-
-Evaluate = Callable[[nn.Module], Mapping[str, float]]
 
 
 @final
@@ -56,15 +53,18 @@ def fit(
     restore_best: bool = True,
     state: dict[str, Any] | None = None,
 ) -> Result:
-    """Train `model` in place on `data` = (X, y) and say how it went.
+    """Train `model` in place and say how it went.
 
+    - `data`: (X, y) as tensors or numpy arrays; the path of an HDF5 file made by `torch_admm.data.hdf5.Writer`; a
+      map-style torch Dataset of pairs (x, y); a DataLoader of one, whose batches are then the mini-batches.
     - `method`: AnchoredADMM, BregmanADMM, a baseline or your own AbstractMethod; None takes AnchoredADMM with a loss
       that suits y: squared error for floating targets, logistic loss or cross-entropy for classes.
     - `batch_size`: rows a mini-batch, for methods that have any; None leaves it to the method.
     - `validation`: part of the rows, drawn by the seed, that is kept out of training and recorded as validation_loss
       and validation_<metric>; with `stop=Patience(n)`, early stopping.
-    - `evaluate`: held-out (X, y), recorded as test_loss and test_<metric>, or a function of the model that returns a
-      dict of numbers. Every `evaluate_every` sweeps one row is recorded, with the clock standing still.
+    - `evaluate`: held-out data of any of these kinds, recorded as test_loss and test_<metric>, or a function of the
+      model that returns a dict of numbers. Every `evaluate_every` sweeps one row is recorded, with the clock standing
+      still.
     - `monitor`: the recorded name that tells which row is best. Default: the validation metric, else the test metric,
       else the first number of your own `evaluate`, else the training metric. Smaller is better for residuals and for
       names that end in loss, error, mse, rmse, mae or nll, larger for all others. Choosing by test data flatters the
@@ -89,8 +89,10 @@ def fit(
         raise ValueError(f"method is {method!r}; an AbstractMethod such as BregmanADMM(loss) is expected")
     problem = from_module(model, method.loss)
     rows = rows_of(data, problem)
+    if batch_size is not None and rows.batch_size not in (None, batch_size):
+        raise ValueError(f"batch_size is {batch_size}, but the batches of the DataLoader have {rows.batch_size} rows")
     rows, held = (rows, None) if validation is None else rows.parted(_part(validation, rows.count), seed)
-    judge = _Judge(problem, rows, held, evaluate, monitor)
+    judge = Judge(problem, rows, held, evaluate, monitor)
     clock = Clock()
     with clock, _outside_autocast(problem.device):
         method.init(problem, rows, batch_size=batch_size, seed=seed)
@@ -109,7 +111,7 @@ class _Run:
     """The loop and what it remembers: the history, and the best row with its weights."""
 
     method: AbstractMethod
-    judge: _Judge
+    judge: Judge
     clock: Clock
     stops: list[AbstractStop]
     sinks: list[AbstractSink]
@@ -164,55 +166,9 @@ class _Run:
             sink.write(row)
 
 
-@final
-class _Judge:
-    """Measures the model as it is, by calling it: loss and metric on the training rows and on held-out ones."""
-
-    def __init__(
-        self, problem: Problem, rows: Rows, validation: Rows | None, evaluate: Any, monitor: str | None
-    ) -> None:
-        self.problem, self.sets = problem, {"train_": rows}
-        self.custom: Evaluate | None = evaluate if callable(evaluate) else None
-        if evaluate is not None and self.custom is None:
-            self.sets["test_"] = rows_of(evaluate, problem, "evaluate")
-        if validation is not None:
-            self.sets["validation_"] = validation
-        own = self.custom is not None and validation is None
-        self._monitor = monitor or (None if own else f"{list(self.sets)[-1]}{problem.loss.metric}")
-
-    @property
-    def monitor(self) -> str:
-        assert self._monitor is not None
-        return self._monitor
-
-    def judge(self, row: Row) -> Row:
-        """`row` with the model's figures added."""
-        for prefix, rows in self.sets.items():
-            z = self.output(rows)
-            row["loss" if prefix == "train_" else f"{prefix}loss"] = float(self.problem.loss(z, rows.y).double().mean())
-            row[f"{prefix}{self.problem.loss.metric}"] = self.problem.loss.score(z, rows.y)
-        own = self.custom(self.problem.model) if self.custom else {}
-        if not isinstance(own, Mapping) or not row.keys().isdisjoint(own):
-            raise ValueError(
-                f"evaluate returned {own!r}; a dict of numbers is expected, by other names than {list(row)}"
-            )
-        self._monitor = self._monitor or next(iter(own), f"train_{self.problem.loss.metric}")
-        row |= {k: float(v) for k, v in own.items()}
-        if self._monitor not in row:
-            raise ValueError(f"monitor is {self._monitor!r}, which is not recorded; recorded are {', '.join(row)}")
-        return row
-
-    @torch.no_grad()
-    def output(self, rows: Rows) -> Tensor:
-        z = rows.x.new_empty(rows.count, self.problem.outputs)  # at once: small results between large ones leave holes
-        for chunk in rows.chunks(EVALUATION_ROWS):
-            take(z, chunk.rows).copy_(self.problem.model(chunk.x))
-        return z
-
-
 def _default_method(model: nn.Module, data: Any) -> AbstractMethod:
     """Floating targets: squared error. Classes: logistic loss for one output, cross-entropy for several."""
-    if pair_of(data)[1].is_floating_point():
+    if has_floating_targets(data):
         return AnchoredADMM("squared")
     return AnchoredADMM("logistic" if from_module(model, "squared").outputs == 1 else "cross_entropy")
 

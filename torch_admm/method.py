@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 from typing import Any
 
-from .data import Rows
+from .data import AbstractRows
 from .losses import AbstractLoss
 from .problem import Problem, Weights
 
@@ -22,7 +22,7 @@ class AbstractMethod(abc.ABC):
     loss: AbstractLoss
 
     @abc.abstractmethod
-    def init(self, problem: Problem, rows: Rows, *, batch_size: int | None, seed: int) -> None:
+    def init(self, problem: Problem, rows: AbstractRows, *, batch_size: int | None, seed: int) -> None:
         """Start afresh. Settings that do not fit the problem raise a ValueError here."""
 
     @abc.abstractmethod

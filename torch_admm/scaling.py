@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, final
 
 import torch
 from torch import Tensor
 
-from .data import Rows, take
+from .data import AbstractRows
 
 __all__ = ["Scaling", "measured"]
 
@@ -48,7 +49,7 @@ class Scaling:
         return {"shift": self.shift, "scale": self.scale}
 
 
-def measured(rows: Rows, bias: bool, wanted: bool | None) -> Scaling | None:
+def measured(rows: AbstractRows, bias: bool, wanted: bool | None) -> Scaling | None:
     """The scaling of these rows; with `wanted` None only if they look raw. Without a bias nothing is shifted."""
     mean, square, reach = _statistics(rows)
     rms = square.sqrt()
@@ -60,18 +61,25 @@ def measured(rows: Rows, bias: bool, wanted: bool | None) -> Scaling | None:
     spread = torch.maximum((square - shift * (2 * mean - shift)).clamp_min(0).sqrt(), reach / REACH)
     constant = spread <= 1e-12 * rms  # scaled too, or its shift would drown the bias that it is folded into
     scale = 1 / torch.where(constant, rms.clamp_min(1.0), spread)
-    return Scaling(shift.to(rows.x.dtype), scale.to(rows.x.dtype))
+    return Scaling(shift.to(rows.like.dtype), scale.to(rows.like.dtype))
 
 
-def _statistics(rows: Rows) -> tuple[Tensor, Tensor, Tensor]:
+def _statistics(rows: AbstractRows) -> tuple[Tensor, Tensor, Tensor]:
     """Mean, mean square and greatest distance from the mean of each feature, in float64, over the rows looked at."""
-    stretches = _stretches(rows.count)
-    count = sum(s.stop - s.start for s in stretches)
-    zero = rows.x.new_zeros(rows.x.shape[1], dtype=torch.float64)
-    mean = sum((take(rows.x, s).double().sum(0) for s in stretches), start=zero) / count
-    square = sum((take(rows.x, s).double().square().sum(0) for s in stretches), start=zero) / count
-    reach = torch.stack([(take(rows.x, s) - mean).abs().amax(0) for s in stretches]).amax(0)
-    return mean, square, reach
+    count, total, square = 0, *(rows.like.new_zeros(rows.like.shape[1], dtype=torch.float64) for _ in range(2))
+    for x in _looks(rows):
+        count += len(x)
+        total = total + x.double().sum(0)
+        square = square + x.double().square().sum(0)
+    mean = total / count
+    reach = torch.stack([(x - mean).abs().amax(0) for x in _looks(rows)]).amax(0)
+    return mean, square / count, reach
+
+
+def _looks(rows: AbstractRows) -> Iterator[Tensor]:
+    for stretch in _stretches(rows.count):
+        for chunk in rows.stretch(stretch).chunks(LOOK_ROWS):
+            yield chunk.x
 
 
 def _stretches(count: int) -> list[slice]:

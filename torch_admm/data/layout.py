@@ -15,9 +15,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import zlib
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
@@ -26,8 +24,9 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import DataError
+from .pieces import Column, gather
 
-__all__ = ["FORMAT", "LIBRARY", "VERSION", "Description", "Layout", "checksum", "describe", "digest", "layout_of"]
+__all__ = ["FORMAT", "LIBRARY", "VERSION", "Description", "Layout", "describe", "digest", "layout_of"]
 
 FORMAT, VERSION = "torch_admm rows", 1
 LIBRARY = ("v110", "v110")  # the oldest file versions in which all structures carry checksums
@@ -61,18 +60,6 @@ class Description:
 
 @final
 @dataclass(frozen=True, eq=False)
-class Column:
-    """x or y: what one row is, and of each chunk the place in the file and the checksum."""
-
-    name: str
-    dtype: np.dtype[Any]
-    width: tuple[int, ...]
-    offsets: Array
-    checksums: Array
-
-
-@final
-@dataclass(frozen=True, eq=False)
 class Layout:
     """All that is needed to read rows without HDF5. It holds no open file, so it goes to other processes."""
 
@@ -85,22 +72,28 @@ class Layout:
     def chunks(self) -> int:
         return len(self.x.offsets)
 
-    def read(self, descriptor: int, column: Column, chunk: int, into: Array) -> None:
-        """One whole chunk, padding included, into an array of exactly that size; checked."""
-        view = into.reshape(-1).view(np.uint8)
-        start, done = int(column.offsets[chunk]), 0
-        while done < len(view):
-            got = os.preadv(descriptor, [view[done:].data], start + done)
-            if got == 0:
-                raise self._damaged(column, chunk, "the file ends before them")
-            done += got
-        if checksum(view) != column.checksums[chunk]:
-            raise self._damaged(column, chunk, "their checksum does not match")
+    def room(self, chunks: int) -> tuple[Array, Array]:
+        """Memory for the x and y of so many chunks, padding included."""
+        x, y = (np.empty((chunks * self.chunk_rows, *c.width), c.dtype) for c in (self.x, self.y))
+        return x, y
 
-    def _damaged(self, column: Column, chunk: int, reason: str) -> DataError:
-        first = chunk * self.chunk_rows
+    def read(self, descriptor: int, chunks: Sequence[int], x: Array, y: Array) -> None:
+        """Whole chunks, one after the other, into `room` for them; checked."""
+        try:
+            gather(descriptor, [*self.x.pieces(chunks, x), *self.y.pieces(chunks, y)])
+        except EOFError:
+            size = os.fstat(descriptor).st_size
+            cut = [c for c in chunks if any(part.end(c) > size for part in (self.x, self.y))]
+            raise self._damaged([*cut, *chunks][0], f"the file ends after {size} bytes") from None
+        if self.x.damaged(chunks, x) or self.y.damaged(chunks, y):
+            where = [(c, slice(i * self.chunk_rows, (i + 1) * self.chunk_rows)) for i, c in enumerate(chunks)]
+            bad = [c for c, rows in where if self.x.damaged([c], x[rows]) or self.y.damaged([c], y[rows])]
+            raise self._damaged(bad[0], "their checksum does not match")
+
+    def _damaged(self, chunk: int, reason: str) -> DataError:
+        first = int(chunk) * self.chunk_rows
         last = min(first + self.chunk_rows, self.description.rows) - 1
-        return DataError(f"{self.description.path}: rows {first} to {last} of {column.name} are damaged: {reason}")
+        return DataError(f"{self.description.path}: rows {first} to {last} are damaged: {reason}")
 
 
 def describe(path: str | os.PathLike[str]) -> Description:
@@ -124,14 +117,14 @@ def layout_of(path: str | os.PathLike[str]) -> Layout:
 
 
 def _layout(file: Any, path: Path) -> Layout:
-    if _plain(file.attrs.get("format")) != FORMAT:
+    if "format" not in file.attrs or _plain(file.attrs["format"]) != FORMAT:
         raise DataError(f"{path}: HDF5, but not rows of torch_admm; torch_admm.data.hdf5.Writer makes such files")
-    version = _plain(file.attrs.get("version"))
+    version = _plain(file.attrs["version"])
     if version != VERSION:
         raise DataError(f"{path}: version {version} of the format; this torch_admm reads version {VERSION}")
     header = {name: _plain(file.attrs[name]) for name in HEADER}
     checksums = _own(file, "checksums", path)[...]
-    if _plain(file.attrs.get("digest")) != digest(header, checksums):
+    if _plain(file.attrs["digest"]) != digest(header, checksums):
         raise DataError(f"{path}: the header is damaged: its digest does not match")
     chunk_rows, rows, features = header["chunk_rows"], header["rows"], header["features"]
     columns = (
@@ -175,7 +168,7 @@ def _column(
     stored.id.chunk_iter(note)
     if (offsets < 0).any() or len(checksums) != len(offsets):
         raise DataError(f"{path}: {name} lacks chunks")
-    return Column(name, kind, width, offsets, checksums)
+    return Column(name, kind, width, chunk_rows, offsets.tolist(), checksums.tolist())
 
 
 def _own(file: Any, name: str, path: Path) -> Any:
@@ -197,18 +190,6 @@ def _plain(value: Any) -> Any:
     if isinstance(value, bytes):
         return value.decode()
     return value.tolist() if isinstance(value, np.ndarray | np.generic) else value
-
-
-def _fast_checksum() -> Callable[[Any], int]:
-    with suppress(ImportError):
-        from isal import isal_zlib
-
-        fast: Callable[[Any], int] = isal_zlib.crc32
-        return fast
-    return zlib.crc32
-
-
-checksum = _fast_checksum()  # the same CRC-32 either way; isal's is five times as fast
 
 
 def require_h5py() -> Any:

@@ -1,20 +1,20 @@
-"""Rows of samples and targets, handed out in chunks (in order) or in batches (in a seeded random order)."""
+"""Rows of samples and targets, wherever they are: in chunks (in order) or in batches (in a random order)."""
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Iterator
-from typing import Any, NamedTuple, final
+import abc
+from collections.abc import Iterable, Iterator
+from functools import singledispatch
+from typing import Any, ClassVar, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from ..problem import Problem
 
-__all__ = ["Chunk", "Rows", "pair_of", "rows_of", "take"]
+__all__ = ["AbstractRows", "Chunk", "has_floating_targets", "regrouped", "rows_of", "share", "take"]
 
-CHECK_ENTRIES = 1 << 20  # looked at together when checking: bounds the memory of the check
+Pair = tuple[Tensor, Tensor]
 
 
 class Chunk(NamedTuple):
@@ -30,95 +30,96 @@ def take(values: Tensor, rows: slice) -> Tensor:
     return values.narrow(0, rows.start, rows.stop - rows.start)
 
 
-@final
-class Rows:
-    """All rows in memory: x of shape (count, inputs), y as the loss encoded it."""
+class AbstractRows(abc.ABC):
+    """Rows for one problem: x of shape (rows, inputs) in the model's dtype and on its device, y as the loss encoded it.
 
-    def __init__(self, x: Tensor, y: Tensor) -> None:
-        """Take checked tensors; `rows_of` does the checking."""
-        self.x, self.y = x, y
-        self.count = len(x)
+    A chunk or batch is the consumer's to keep, but not to write to: it may be a view of the user's own data.
+    """
 
+    resident: ClassVar[bool] = False  # are they all in memory, so that a few more numbers a row do not matter?
+    count: int  # rows here
+    first: int = 0  # number of the first one among the rows of all ranks: what is drawn for a row depends on that
+    like: Tensor  # without rows, but with their width, dtype and device
+    batch_size: int | None = None  # where the data bring batches of their own: the rows of one
+
+    @abc.abstractmethod
     def chunks(self, size: int) -> Iterator[Chunk]:
-        """All rows in order, `size` at a time."""
-        for start in range(0, self.count, size):
-            rows = slice(start, min(start + size, self.count))
-            yield Chunk(rows, take(self.x, rows), take(self.y, rows))
+        """All rows in order, `size` at a time, numbered from 0; the last chunk may be shorter."""
 
-    def batches(self, size: int, seed: int, epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """All rows once in an order given by seed and epoch, `size` at a time; the last batch may be shorter."""
-        generator = torch.Generator().manual_seed((seed * 1_000_003 + epoch) % 2**63)
-        order = torch.randperm(self.count, generator=generator).to(self.x.device)
-        for index in order.split(size):
-            yield self.x[index], self.y[index]
+    @abc.abstractmethod
+    def batches(self, size: int, seed: int, epoch: int) -> Iterator[Pair]:
+        """All rows once, in an order given by seed and epoch, `size` at a time; the last batch may be shorter."""
 
-    def parted(self, held: int, seed: int) -> tuple[Rows, Rows]:
-        """All but `held` rows, and those, drawn by the seed."""
-        generator = torch.Generator().manual_seed(seed)
-        order = torch.randperm(self.count, generator=generator).to(self.x.device)
-        parts = order.narrow(0, held, self.count - held).sort().values, order.narrow(0, 0, held).sort().values
-        kept, out = (Rows(self.x.index_select(0, i), self.y.index_select(0, i)) for i in parts)
-        return kept, out
+    @abc.abstractmethod
+    def stretch(self, rows: slice) -> AbstractRows:
+        """These rows only, from start to stop."""
+
+    @abc.abstractmethod
+    def parted(self, held: int, seed: int) -> tuple[AbstractRows, AbstractRows]:
+        """All but `held` rows, and those, drawn by the seed; both in order. Comes before `part`."""
+
+    def part(self, rank: int, ranks: int) -> AbstractRows:
+        """The rows of one of several ranks: contiguous, as even as can be, and none where ranks are more than rows."""
+        return self if ranks == 1 else self.stretch(share(self.count, rank, ranks))
 
 
-def rows_of(data: Any, problem: Problem, name: str = "data") -> Rows:
-    """Check (X, y) against the problem; raise a ValueError that names the argument, what came and what is expected."""
-    x, y = pair_of(data, name)
-    x = _check_features(x, problem, name, isinstance(data[0], np.ndarray))
-    if y.ndim == 0 or len(y) != len(x):
-        raise ValueError(f"{name}: X has {len(x)} rows but y has {len(y) if y.ndim else 'none'}; they must agree")
-    _check_device(y, problem, f"{name}: y")
-    try:
-        return Rows(x, problem.loss.encode(y, problem.outputs, x))
-    except ValueError as error:
-        raise ValueError(f"{name}: {error}") from None
+def share(count: int, rank: int, ranks: int) -> slice:
+    """One of `ranks` contiguous parts that differ by one row at most."""
+    return slice(count * rank // ranks, count * (rank + 1) // ranks)
 
 
-def pair_of(data: Any, name: str = "data") -> tuple[Tensor, Tensor]:
-    """X and y as tensors, not yet looked at."""
-    if not isinstance(data, tuple | list) or len(data) != 2:
-        raise ValueError(f"{name} must be a pair (X, y) of tensors or numpy arrays, got {type(data).__name__}")
-    return _tensor(data[0], f"{name}: X"), _tensor(data[1], f"{name}: y")
+def regrouped(blocks: Iterable[Pair], size: int) -> Iterator[Chunk]:
+    """Blocks of any number of rows as chunks of `size`; what lies within one block is not copied."""
+    start, waiting, held = 0, list[Pair](), 0
+    for x, y in blocks:
+        done = 0
+        while held + len(x) - done >= size:
+            rows = slice(done, done + size - held)
+            yield _joined([*waiting, (take(x, rows), take(y, rows))], start)
+            start, done, waiting, held = start + size, rows.stop, [], 0
+        if done < len(x):
+            rest = slice(done, len(x))
+            waiting.append((take(x, rest), take(y, rest)))
+            held += len(x) - done
+    if waiting:
+        yield _joined(waiting, start)
 
 
-def _tensor(value: Any, name: str) -> Tensor:
-    if isinstance(value, Tensor):
-        if value.layout != torch.strided:
-            raise ValueError(f"{name} is {value.layout}; a dense tensor is expected: .to_dense()")
-        return value.detach()
-    if isinstance(value, np.ndarray):
-        if value.dtype.kind not in "fiub" or value.dtype == np.longdouble:
-            raise ValueError(f"{name} is an array of {value.dtype}; numbers of at most 64 bits are expected")
-        with warnings.catch_warnings():  # nothing here writes to the array, so one that must not be written will do
-            warnings.filterwarnings("ignore", message="The given NumPy array is not writ")
-            return torch.from_numpy(np.ascontiguousarray(value, value.dtype.newbyteorder("=")))
-    raise ValueError(f"{name} must be a tensor or a numpy array, got {type(value).__name__}")
+def _joined(parts: list[Pair], start: int) -> Chunk:
+    x, y = parts[0] if len(parts) == 1 else (torch.cat(column) for column in zip(*parts, strict=True))
+    return Chunk(slice(start, start + len(x)), x, y)
 
 
-def _check_features(x: Tensor, problem: Problem, name: str, array: bool) -> Tensor:
-    if x.dtype != problem.dtype:
-        wanted = str(problem.dtype).removeprefix("torch.")
-        how = f"X.astype('{wanted}')" if array else f"X.to(torch.{wanted})"
-        raise ValueError(f"{name}: X is {x.dtype} but the model's weights are {problem.dtype}; convert one: {how}")
-    _check_device(x, problem, f"{name}: X")
-    if x.numel() == 0:
-        raise ValueError(f"{name}: X is empty, shape {tuple(x.shape)}; at least one row and one feature are expected")
-    if problem.flatten and x.ndim > 2:
-        x = x.flatten(1)
-    if x.ndim != 2 or x.shape[1] != problem.inputs:
-        raise ValueError(
-            f"{name}: X has shape {tuple(x.shape)}; (rows, {problem.inputs}) is expected, the inputs of the first layer"
-        )
-    rows = max(1, CHECK_ENTRIES // x.shape[1])
-    for start in range(0, len(x), rows):
-        bad = ~torch.isfinite(x[start : start + rows])
-        if bad.any():
-            row, column = (int(i) for i in bad.nonzero()[0])
-            value = float(x[start + row, column])
-            raise ValueError(f"{name}: X has {value} at row {start + row}, column {column}; finite values are expected")
-    return x
+@singledispatch
+def rows_of(data: Any, problem: Problem, name: str = "data") -> AbstractRows:
+    """Data of any kind as rows for the problem; a ValueError names the argument, what came and what is expected.
+
+    A registry by type: `rows_of.register(MyData, function)` adds one, and `has_floating_targets` has its like.
+    """
+    raise _unknown(data, name)
 
 
-def _check_device(value: Tensor, problem: Problem, name: str) -> None:
-    if value.device != problem.device:
-        raise ValueError(f"{name} is on {value.device} but the model is on {problem.device}; move one to the other")
+@singledispatch
+def has_floating_targets(data: Any, name: str = "data") -> bool:
+    """Are the targets floating numbers, or classes? Decides the loss where none is given."""
+    raise _unknown(data, name)
+
+
+def _unknown(data: Any, name: str) -> ValueError:
+    return ValueError(
+        f"{name} must be a pair (X, y) of tensors or numpy arrays, got {type(data).__name__}; the path of an HDF5 "
+        f"file, a torch Dataset or a DataLoader will do too"
+    )
+
+
+@rows_of.register
+def _(data: AbstractRows, problem: Problem, name: str = "data") -> AbstractRows:
+    wanted = problem.inputs, problem.dtype, problem.device
+    if (came := (data.like.shape[1], data.like.dtype, data.like.device)) != wanted:
+        raise ValueError(f"{name} has (features, dtype, device) {came}; those of the model are {wanted}")
+    return data
+
+
+@has_floating_targets.register
+def _(data: AbstractRows, name: str = "data") -> bool:
+    raise ValueError(f"{name} is {type(data).__name__}, whose targets are encoded for a loss: name the method too")

@@ -15,7 +15,8 @@ import numpy as np
 from ..arguments import choice, positive_int
 from ..errors import DataError
 from .disk import Disk
-from .layout import FORMAT, HEADER, LIBRARY, VERSION, Array, Layout, Plain, checksum, digest, layout_of, require_h5py
+from .layout import FORMAT, HEADER, LIBRARY, VERSION, Array, Layout, Plain, digest, layout_of, require_h5py
+from .pieces import checksum
 
 __all__ = ["Writer"]
 
@@ -210,12 +211,11 @@ class _Moments:
 
 def _verify(layout: Layout) -> None:
     """Read every chunk back."""
-    x, y = (np.empty((layout.chunk_rows, *column.width), column.dtype) for column in (layout.x, layout.y))
+    x, y = layout.room(1)
     descriptor = os.open(layout.description.path, os.O_RDONLY)
     try:
         for chunk in range(layout.chunks):
-            layout.read(descriptor, layout.x, chunk, x)
-            layout.read(descriptor, layout.y, chunk, y)
+            layout.read(descriptor, [chunk], x, y)
     finally:
         os.close(descriptor)
 

@@ -1,0 +1,66 @@
+"""Rows in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, ClassVar, final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..problem import Problem
+from .checks import encoded, features, pair_of, same_device, same_rows
+from .rows import AbstractRows, Chunk, Pair, has_floating_targets, rows_of, take
+
+__all__ = ["Rows"]
+
+
+@final
+class Rows(AbstractRows):
+    """All rows in memory: x of shape (count, inputs), y as the loss encoded it."""
+
+    resident: ClassVar[bool] = True
+
+    def __init__(self, x: Tensor, y: Tensor, first: int = 0) -> None:
+        """Take checked tensors; `rows_of` does the checking."""
+        self.x, self.y, self.first = x, y, first
+        self.count = len(x)
+        self.like = x.narrow(0, 0, 0)
+
+    def chunks(self, size: int) -> Iterator[Chunk]:
+        for start in range(0, self.count, size):
+            rows = slice(start, min(start + size, self.count))
+            yield Chunk(rows, take(self.x, rows), take(self.y, rows))
+
+    def batches(self, size: int, seed: int, epoch: int) -> Iterator[Pair]:
+        generator = torch.Generator().manual_seed((seed * 1_000_003 + epoch) % 2**63)
+        order = torch.randperm(self.count, generator=generator).to(self.x.device)
+        for index in order.split(size):
+            yield self.x[index], self.y[index]
+
+    def stretch(self, rows: slice) -> Rows:
+        return Rows(take(self.x, rows), take(self.y, rows), self.first + rows.start)
+
+    def parted(self, held: int, seed: int) -> tuple[Rows, Rows]:
+        generator = torch.Generator().manual_seed(seed)
+        order = torch.randperm(self.count, generator=generator).to(self.x.device)
+        parts = order.narrow(0, held, self.count - held).sort().values, order.narrow(0, 0, held).sort().values
+        kept, out = (Rows(self.x.index_select(0, i), self.y.index_select(0, i)) for i in parts)
+        return kept, out
+
+
+@rows_of.register(tuple)
+@rows_of.register(list)
+def _(data: Any, problem: Problem, name: str = "data") -> Rows:
+    x, y = pair_of(data, name)
+    x = features(x, problem, name, array=isinstance(data[0], np.ndarray))
+    same_rows(x, y, name)
+    same_device(y, problem, f"{name}: y")
+    return Rows(x, encoded(y, x, problem, name))
+
+
+@has_floating_targets.register(tuple)
+@has_floating_targets.register(list)
+def _(data: Any, name: str = "data") -> bool:
+    return pair_of(data, name)[1].is_floating_point()
