@@ -39,4 +39,5 @@ class Adam(AbstractMiniBatchMethod):
 
     def build(self) -> torch.optim.Optimizer:
         kind = torch.optim.AdamW if self.decoupled else torch.optim.Adam
-        return kind(self.model.parameters(), lr=self.lr, betas=self.betas, weight_decay=self.weight_decay)
+        options = {"lr": self.lr, "betas": self.betas, "weight_decay": self.weight_decay, "fused": self.can_fuse}
+        return kind(self.model.parameters(), **options)  # type: ignore[arg-type]

@@ -43,4 +43,5 @@ class SGD(AbstractMiniBatchMethod):
             momentum=self.momentum,
             nesterov=self.nesterov,
             weight_decay=self.weight_decay,
+            fused=self.can_fuse,
         )

@@ -92,7 +92,7 @@ def _row(group: list[Record]) -> Row:
 
 
 def _three(values: list[float]) -> tuple[float, float, float]:
-    """The median is that of the lower half: half of two seeds never is not a time."""
+    """Of an even number the greater of the middle two counts: half of the seeds never is never."""
     return statistics.median_high(values), min(values), max(values)
 
 
