@@ -7,7 +7,6 @@ import json
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,8 @@ import pytest
 import torch
 
 import torch_admm
+from tests.commands import command as in_a_process
+from tests.commands import wait_for
 from torch_admm.cli import COMMANDS, command, main
 from torch_admm.cli import train as training
 from torch_admm.data.hdf5 import Writer
@@ -233,17 +234,11 @@ def test_bad_training(
 
 
 def test_ctrl_c_saves_what_there_is_and_ends_with_130(folder: Path, tmp_path: Path) -> None:
-    words = ["train", "--data", "synthetic", "--data-dir", str(folder), "--epochs", "1000000", "--threads", "1"]
-    files = ["--save", str(tmp_path / "model.pt"), "--log", str(tmp_path / "run.jsonl")]
-    command = [sys.executable, "-m", "torch_admm", *words, *files]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    words = ["train", "--data", "synthetic", "--data-dir", folder, "--epochs", 1_000_000, "--threads", 1]
+    words += ["--save", tmp_path / "model.pt", "--log", tmp_path / "run.jsonl"]
+    with subprocess.Popen(in_a_process(*words), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         try:
-            deadline = time.monotonic() + 100
-            log = tmp_path / "run.jsonl"
-            while not (log.exists() and log.stat().st_size > 500):
-                assert process.poll() is None
-                assert time.monotonic() < deadline
-                time.sleep(0.02)
+            wait_for(tmp_path / "run.jsonl", 500, process)
             process.send_signal(signal.SIGINT)
             out, errors = process.communicate(timeout=60)
         finally:

@@ -1,4 +1,4 @@
-"""Images: idx files, CIFAR batches without unpickling, SVHN by HOG; and torchvision's import."""
+"""Images: idx files, CIFAR batches without unpickling, SVHN by HOG."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import pytest
 from numpy.typing import NDArray
 from scipy.io import savemat
 
-from torch_admm.data import hdf5, vision
+from torch_admm.data import hdf5
 from torch_admm.data.sources import Prepared, hog, images, prepare, svhn
 from torch_admm.data.sources.batches import load_batch
 from torch_admm.errors import DataError
@@ -208,14 +208,16 @@ def mats(folder: Path, train: Any = None, test: Any = None) -> None:
 @pytest.mark.parametrize("workers", [1, 2])
 def test_svhn_features_are_those_of_scikit_image(tmp_path: Path, workers: int) -> None:
     from skimage.color import rgb2gray
-    from skimage.feature import hog
+    from skimage.feature import hog as reference
 
     mats(tmp_path)
     done = prepare(svhn.SVHN(workers=workers), tmp_path, offline=True)
     chosen = np.flatnonzero(np.isin(DIGITS, (10, 2)))
     options = {"orientations": 8, "pixels_per_cell": (6, 6), "cells_per_block": (3, 3)}
     x, y = hdf5.read(done.parts.train)
-    np.testing.assert_array_equal(x, [hog(rgb2gray(CROPS[..., i]), **options).astype(np.float32) for i in chosen])
+    np.testing.assert_array_equal(
+        x, [reference(rgb2gray(np.asfortranarray(CROPS[..., i])), **options).astype(np.float32) for i in chosen]
+    )
     np.testing.assert_array_equal(y, DIGITS[chosen] == 2)
     assert done.train.classes == ("0", "2")
 
@@ -292,37 +294,3 @@ def test_a_worker_ends_when_nobody_asks_any_more() -> None:
     finally:
         process.kill()
     assert process.returncode == 0
-
-
-# --- torchvision
-
-
-def test_torchvision_imports_beside_any_torch() -> None:
-    """In a process of its own: what is declared stays declared."""
-    code = (
-        "from torch_admm.data import vision; v = vision.torchvision(); import torchvision.datasets as d; print(d.SVHN)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert "SVHN" in done.stdout
-
-
-def test_operators_are_declared_only_where_they_are_missing() -> None:
-    vision.torchvision()
-    vision.declare()
-    assert vision.declare() == []
-
-
-def test_torchvision_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "torchvision", None)
-    with pytest.raises(DataError, match=r'torchvision is needed here .*pip install "torch-admm\[data\]"'):
-        vision.torchvision()
-
-
-def test_another_failure_of_torchvision_passes(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(name: str) -> None:
-        raise RuntimeError("something else")
-
-    monkeypatch.setattr("torch_admm.data.vision.importlib.import_module", fail)
-    with pytest.raises(RuntimeError, match="something else"):
-        vision.torchvision()

@@ -191,6 +191,13 @@ class TestCSV:
         np.testing.assert_array_equal(x, [[i + 0.5, -i] for i in range(36)])
         np.testing.assert_array_equal(y, np.arange(36) % 3)
 
+    def test_the_first_line_is_what_it_is_said_to_be(self, tmp_path: Path) -> None:
+        assert csv(tmp_path, "2,1\n" + "a,1\n" * 9, label="1", header="yes", test_rows=2).train.rows == 7
+        path = tmp_path / "rows.csv"
+        path.write_text(IRIS, encoding="utf-8")
+        with pytest.raises(DataError, match=r"rows.csv, line 1, column 1: 'width' is not a number"):
+            prepare(tables.CSV(train=str(path), label="2", header="no"), tmp_path, name="b")
+
     def test_the_test_is_drawn_by_seed_whatever_the_blocks(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import hashlib
 import os
 import signal
 import subprocess
@@ -11,20 +10,18 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
 from typing import Any, ClassVar, final
 
 import numpy as np
 import pytest
+from scipy.io import savemat
 
+from tests.commands import command, wait_for
 from torch_admm.data import hdf5, writer
 from torch_admm.data.sources import SOURCES, AbstractSource, Block, Contents, option, prepare, prepared
-from torch_admm.data.sources.base import Obtain, Remote
+from torch_admm.data.sources.base import Obtain
 from torch_admm.data.sources.digits import Digits
-from torch_admm.data.sources.download import obtain
 from torch_admm.data.sources.synthetic import Synthetic, rule
 from torch_admm.errors import DataError
 
@@ -195,7 +192,7 @@ def test_a_disk_that_fills_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert files_in(tmp_path) == []
 
 
-COMMAND = [sys.executable, "-m", "torch_admm", "data", "prepare", "synthetic", "--test-rows", "1000", "--data-dir"]
+SYNTHETIC = ["data", "prepare", "synthetic", "--test-rows", "1000", "--data-dir"]
 
 
 def test_a_file_size_limit_in_a_real_process(tmp_path: Path) -> None:
@@ -205,8 +202,8 @@ def test_a_file_size_limit_in_a_real_process(tmp_path: Path) -> None:
         "resource.setrlimit(resource.RLIMIT_FSIZE, (4 << 20, 4 << 20));"
         "from torch_admm.cli import main; sys.exit(main(sys.argv[1:]))"
     )
-    command = [sys.executable, "-c", code, *COMMAND[3:], str(tmp_path), "--rows", "200000"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    words = [sys.executable, "-c", code, *SYNTHETIC, str(tmp_path), "--rows", "200000"]
+    done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=120)
     assert done.returncode == 2, done.stderr
     assert "train.h5" in done.stderr
     assert "File too large" in done.stderr
@@ -214,21 +211,12 @@ def test_a_file_size_limit_in_a_real_process(tmp_path: Path) -> None:
     assert files_in(tmp_path) == []
 
 
-def wait_for(path: Path, process: subprocess.Popen[str]) -> None:
-    """Until a megabyte of it has been written."""
-    deadline = time.monotonic() + 100
-    while not (path.exists() and path.stat().st_size > 1 << 20):
-        assert process.poll() is None
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
 @pytest.mark.parametrize(("blow", "code"), [(signal.SIGINT, 130), (signal.SIGKILL, -signal.SIGKILL)])
 def test_a_process_that_is_stopped_in_the_middle(tmp_path: Path, blow: signal.Signals, code: int) -> None:
-    command = [*COMMAND, str(tmp_path), "--rows", "100000000"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    words = command(*SYNTHETIC, tmp_path, "--rows", 100_000_000)
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         try:
-            wait_for(tmp_path / "synthetic/train.h5.part", process)
+            wait_for(tmp_path / "synthetic/train.h5.part", 1 << 20, process)
             process.send_signal(blow)
             _, errors = process.communicate(timeout=60)
         finally:
@@ -243,85 +231,26 @@ def test_a_process_that_is_stopped_in_the_middle(tmp_path: Path, blow: signal.Si
     assert files_in(tmp_path) == ["test.h5", "train.h5"]
 
 
-# --- downloads
-
-
-CONTENT = bytes(range(256)) * 5000
-
-
-class Handler(BaseHTTPRequestHandler):
-    """Serves CONTENT from the byte that is asked for; the first answer breaks off half way."""
-
-    asked: ClassVar[list[str | None]] = []
-    ranges = True
-
-    def do_GET(self) -> None:
-        self.asked.append(self.headers.get("Range"))
-        start = int((self.headers.get("Range") or "bytes=0-")[6:-1]) if self.ranges else 0
-        if start >= len(CONTENT):
-            self.send_error(416)
-            return
-        self.send_response(206 if start else 200)
-        self.send_header("Content-Length", str(len(CONTENT) - start))
-        self.end_headers()
-        broken = self.path == "/broken" and len(self.asked) == 1
-        self.wfile.write(CONTENT[start : start + len(CONTENT) // 2] if broken else CONTENT[start:])
-
-    def log_message(self, *_: Any) -> None:
-        """Say nothing."""
-
-
-@pytest.fixture
-def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    monkeypatch.setattr(Handler, "asked", [])
-    for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
-        monkeypatch.delenv(name, raising=False)
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
-        thread.join()
-
-
-def remote(url: str, sha256: str | None = None) -> Remote:
-    return Remote("raw/file.bin", url, sha256 or hashlib.sha256(CONTENT).hexdigest())
-
-
-@pytest.mark.parametrize("ranges", [True, False])
-def test_a_download_goes_on_where_it_was_cut_off(
-    tmp_path: Path, server: str, ranges: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(Handler, "ranges", ranges)
-    get = partial(obtain, remote(f"{server}/broken"), folder=tmp_path)
-    with pytest.raises(
-        DataError, match=r"file.bin does not exist and could not be downloaded \(.*\); get http\S+/broken"
-    ):
-        get()
-    assert files_in(tmp_path) == ["broken.partial"]
-    half = (tmp_path / "raw/broken.partial").stat().st_size
-    assert half > len(CONTENT) // 4
-    assert get().read_bytes() == CONTENT
-    assert Handler.asked == [None, f"bytes={half}-"]
-    assert files_in(tmp_path) == ["file.bin"]
-    get()
-    assert len(Handler.asked) == 2
-
-
-def test_a_partial_file_that_is_whole_already(tmp_path: Path, server: str) -> None:
-    (tmp_path / "raw").mkdir()
-    (tmp_path / "raw/whole.partial").write_bytes(CONTENT)
-    assert obtain(remote(f"{server}/whole"), folder=tmp_path).read_bytes() == CONTENT
-
-
-def test_a_download_with_another_sum_is_not_kept(tmp_path: Path, server: str) -> None:
-    with pytest.raises(DataError, match=r"could not be downloaded \(ValueError: SHA256 hash of downloaded file"):
-        obtain(remote(f"{server}/good", "0" * 64), folder=tmp_path)
-    assert files_in(tmp_path) == []
-
-
-def test_no_network(tmp_path: Path) -> None:
-    with pytest.raises(
-        DataError, match=r"could not be downloaded \(ConnectionError: .*get http://127.0.0.1:9/x and put"
-    ):
-        obtain(remote("http://127.0.0.1:9/x"), folder=tmp_path)
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="children are looked up in /proc")
+@pytest.mark.parametrize("blow", [signal.SIGINT, signal.SIGKILL])
+def test_workers_end_with_their_parent_however_it_ends(tmp_path: Path, blow: signal.Signals) -> None:
+    random = np.random.default_rng(0)
+    content = {"X": random.integers(0, 256, (32, 32, 3, 20_000), dtype=np.uint8), "y": np.arange(20_000) % 2 + 1}
+    for name in ("train", "test"):
+        savemat(tmp_path / f"{name}_32x32.mat", content)
+    words = command("data", "prepare", "svhn", "--digits", 1, 2, "--workers", 2, "--data-dir", tmp_path)
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            wait_for(tmp_path / "svhn/train.h5.part", 1 << 20, process)
+            children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text(encoding="utf-8").split()
+            process.send_signal(blow)
+            _, errors = process.communicate(timeout=60)  # until they have all let go of stderr
+        finally:
+            process.kill()
+    assert len(children) == 2
+    assert "Traceback" not in errors
+    deadline = time.monotonic() + 30
+    while any(Path(f"/proc/{child}").exists() for child in children):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    assert not list(tmp_path.rglob("*.h5"))

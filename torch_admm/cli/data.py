@@ -12,8 +12,6 @@ from ..data.sources import SOURCES, AbstractSource, prepare, prepared
 from ..errors import DataError
 from .base import command
 
-SHARED = ("run", "source", "data_dir", "out", "folder_name", "storage", "force", "offline")
-
 
 def prepare_arguments(parser: argparse.ArgumentParser) -> None:
     sources = parser.add_subparsers(metavar="NAME", required=True)

@@ -24,7 +24,7 @@ from ...errors import DataError
 from ..reader import ahead
 from .base import needs
 
-__all__ = ["Columns", "Parsed", "Text", "number", "parsed", "records", "texts"]
+__all__ = ["Columns", "Parsed", "Text", "fields_of", "number", "parsed", "records", "texts"]
 
 BLOCK = 4 << 20  # bytes of text parsed together
 TOO_LARGE = 2.0**128 - 2.0**103  # from here on a number is rounded to infinity in float32
@@ -183,20 +183,20 @@ def _slow(text: Text, layout: Columns, path: Path) -> tuple[NDArray[np.float32],
 def records(text: Text, layout: Columns, path: Path) -> Iterator[tuple[int, list[str]]]:
     """Line number and fields of every line that is not blank."""
     try:
-        lines = text.data.decode().splitlines() if b"\r" in text.data else text.data.decode().split("\n")
+        lines = text.data.decode().replace("\r\n", "\n").replace("\r", "\n").split("\n")
     except UnicodeDecodeError as error:
         line = text.line + text.data.count(b"\n", 0, error.start)
         raise DataError(f"{path}, line {line}: byte {text.data[error.start]:#04x} is not UTF-8 text") from None
     for line, content in enumerate(lines, text.line):
         if not content.strip():
             continue
-        fields = _fields(content, layout.delimiter, path, line)
+        fields = fields_of(content, layout.delimiter, path, line)
         if len(fields) != layout.columns:
             raise DataError(f"{path}, line {line} has {len(fields)} columns; {layout.columns} are expected")
         yield line, fields
 
 
-def _fields(content: str, delimiter: str, path: Path, line: int) -> list[str]:
+def fields_of(content: str, delimiter: str, path: Path, line: int) -> list[str]:
     try:
         return next(csv.reader([content], delimiter=delimiter, strict=True))
     except csv.Error as error:

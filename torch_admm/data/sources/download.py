@@ -37,14 +37,14 @@ def obtain(remote: Remote, *, folder: Path, offline: bool = False) -> Path:
 def resume(url: str, output: str, pooch: Any) -> None:
     """A downloader for pooch that goes on where an earlier one was cut off."""
     requests = needs("requests")
-    final = Path(output).with_name(url.rsplit("/", 1)[1] + ".partial")  # pooch's own name is another one every time
-    have = final.stat().st_size if final.exists() else 0
+    partial = Path(output).with_name(url.rsplit("/", 1)[1] + ".partial")  # pooch's own name is another one every time
+    have = partial.stat().st_size if partial.exists() else 0
     headers = {"Range": f"bytes={have}-", "Accept-Encoding": "identity"} if have else {"Accept-Encoding": "identity"}
     with requests.get(url, headers=headers, stream=True, timeout=SECONDS) as answer:
         if answer.status_code != 416:  # 416: there is nothing after what we have
             answer.raise_for_status()
-            _append(answer, final, have if answer.status_code == 206 else 0)
-    os.replace(final, output)
+            _append(answer, partial, have if answer.status_code == 206 else 0)
+    os.replace(partial, output)
 
 
 def _append(answer: Any, path: Path, have: int) -> None:

@@ -12,10 +12,11 @@ import numpy as np
 
 from ...errors import DataError
 from .base import AbstractSource, Block, Contents, Obtain, Part, Remote, option, register
-from .delimited import Columns, Parsed, number, parsed, records, texts
+from .delimited import Columns, Parsed, fields_of, number, parsed, records, texts
 
 MOST_CLASSES = 1000  # above it a label column is taken for a number to predict
 HIGGS_TEST = 500_000
+HEADERS = ("auto", "yes", "no")
 
 HIGGS = Remote(
     "higgs/HIGGS.csv.gz",
@@ -66,6 +67,7 @@ class CSV(AbstractSource):
     regression: bool = option(False, "the label is a number to predict", action="store_true")
     drop: tuple[str, ...] = option((), "columns to leave out, by name or number from 1", nargs="+")
     delimiter: str = option(",", "what stands between columns; \\t for a tab")
+    header: str = option("auto", "does line 1 name the columns? auto: if it has text there", choices=HEADERS)
     test_rows: int | None = option(None, "the last rows are the test, so many", type=int)
     test_fraction: float | None = option(None, "the share of rows drawn for the test (default 0.1)", type=float)
     seed: int = option(0, "draws the test rows", type=int)
@@ -92,7 +94,7 @@ class CSV(AbstractSource):
         return Contents(len(layout.features), layout.classes, blocks)
 
     def layout(self, path: Path) -> Columns:
-        """From the first line: a header if any column but the label has no number there."""
+        """From the first line: unless told, it is a header if any column but the label has no number there."""
         assert self.label is not None
         delimiter = self.delimiter.replace("\\t", "\t")
         if len(delimiter) != 1:
@@ -103,7 +105,7 @@ class CSV(AbstractSource):
         seen = [text for j, text in enumerate(first) if j != label and j not in dropped]
         if not seen:
             raise DataError(f"{path}, line 1 leaves no column beside the label; is --delimiter {delimiter!r} right?")
-        header = any(number(text) is None for text in seen)
+        header = {"yes": True, "no": False}.get(self.header, any(number(text) is None for text in seen))
         names = tuple(first) if header else ()
         return Columns(len(first), label, None, frozenset(dropped), delimiter, int(header), names)
 
@@ -174,16 +176,10 @@ def _first(path: Path, delimiter: str) -> list[str]:
     for text in texts(path, size=1 << 16):
         content = text.data.decode(errors="replace").splitlines()[0] if text.data else ""
         if content.strip():
-            return [name.strip() for name in next(_csv([content], delimiter))]
+            return [name.strip() for name in fields_of(content, delimiter, path, 1)]
         if text.data:
             break
     raise DataError(f"{path}, line 1 is empty; a header or a row is expected")
-
-
-def _csv(lines: list[str], delimiter: str) -> Iterator[list[str]]:
-    import csv
-
-    return csv.reader(lines, delimiter=delimiter)
 
 
 def _column(path: Path, first: list[str], name: str, argument: str) -> int:
