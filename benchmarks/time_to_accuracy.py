@@ -247,7 +247,7 @@ def measure(name: str, args: argparse.Namespace) -> dict[str, Any]:
         grids = {rival: [grid[0], grid[len(grid) // 2], grid[-1]] for rival, grid in grids.items()}
     rows = f"{len(arena.task.x):,} + {len(arena.test_x):,} rows"
     print(f"\n{name}: {rows}, {'-'.join(map(str, problem.widths))}, full gradients in chunks of {arena.task.chunk:,}")
-    tuned = listed("tuning", tuning(arena, grids, args.limit))
+    tuned = earlier(args.tuned, name) or listed("tuning", tuning(arena, grids, args.limit))
     budget = args.budget or budget_of(tuned, args.limit)
     trials = listed(f"{budget:.1f} s each", final(arena, finalists(tuned), args.seeds, budget))
     table = medians(trials)
@@ -263,6 +263,12 @@ def measure(name: str, args: argparse.Namespace) -> dict[str, Any]:
         "medians": table,
         "verdict": verdict(problem, table),
     }
+
+
+def earlier(path: Path | None, name: str) -> list[Trial]:
+    """Stage 1 of an earlier run, from its file."""
+    results = json.loads(path.read_text(encoding="utf-8"))["results"] if path else {}
+    return [Trial(**trial) for trial in results[name]["tuning"]] if name in results else []
 
 
 def listed(title: str, trials: Iterator[Trial]) -> list[Trial]:
@@ -282,6 +288,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--seeds", type=int, help="of stage 2, from 1 on; default 5, with --quick 1")
     parser.add_argument("--limit", type=float, help="seconds of training a trial has at most; default 12, --quick 1")
     parser.add_argument("--budget", type=float, help="seconds of a trial of stage 2; default 3 times what it takes")
+    parser.add_argument("--tuned", type=Path, help="take stage 1 from this file, which --out wrote")
     parser.add_argument("--quick", action="store_true", help="a smoke run: three settings a rival")
     parser.add_argument("--out", type=Path, help="write everything here as JSON; null stands for never")
     args = parser.parse_args()

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from tests.helpers import brute_force
 from torch_admm import activation_of
-from torch_admm.activations import AbstractActivation, Piece, PiecewiseLinear, h_sig
+from torch_admm.activations import GOLDEN, AbstractActivation, Piece, PiecewiseLinear, h_sig
 
 MODULES: dict[str, Callable[[], nn.Module]] = {
     "relu": nn.ReLU,
@@ -83,6 +83,19 @@ def test_relu_threshold_equals_comparing_costs(beta_gamma: tuple[float, float]) 
         beta_gamma[1] * (a - z.relu()).square() + beta_gamma[0] * (z - m).square()
         for z in (built("relu").minimise(a, m, *beta_gamma), table.minimise(a, m, *beta_gamma))
     ]
+    torch.testing.assert_close(*costs, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("beta_gamma", [*PENALTIES, (2.0, 2.0 * GOLDEN)], ids=str)
+@pytest.mark.parametrize("name", MODULES)
+def test_residual_leads_to_a_minimiser(name: str, beta_gamma: tuple[float, float]) -> None:
+    """m + residual(d, ...) costs as little as minimise(h(m) + d, ...), on both sides of ReLU's golden penalty too."""
+    h, (beta, gamma), (d, m) = built(name), beta_gamma, cases(torch.float64)
+    d, room = torch.cat([d, 1e-3 * d, torch.zeros(len(d))]), torch.empty(3 * len(d), dtype=torch.float64)
+    m = m.repeat(3)
+    a = h(m) + d
+    steps = h.minimise(a, m, beta, gamma), m + h.residual(d.clone(), m, h(m), beta, gamma, room)
+    costs = [gamma * (a - h(z)).square() + beta * (z - m).square() for z in steps]
     torch.testing.assert_close(*costs, rtol=1e-10, atol=1e-10)
 
 

@@ -5,7 +5,7 @@ from .activations import AbstractActivation, activation_of
 from .anchored import AnchoredADMM
 from .bound import BoundADMM
 from .bregman import BregmanADMM
-from .errors import ConversionError
+from .errors import ConversionError, DataError
 from .fit import Result, fit
 from .losses import AbstractLoss, loss_of
 from .maps import AbstractLinearMap, map_of
@@ -27,6 +27,7 @@ __all__ = [
     "BoundADMM",
     "BregmanADMM",
     "ConversionError",
+    "DataError",
     "JSONLines",
     "Layer",
     "Outcome",

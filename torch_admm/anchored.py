@@ -13,7 +13,7 @@ from . import steps
 from .activations import GOLDEN
 from .arguments import choice, fraction, positive, positive_int
 from .bound import BoundADMM
-from .data import Rows
+from .data import AbstractRows
 from .losses import loss_of
 from .method import AbstractMethod
 from .moments import LOOK_ROWS, AbstractMoment, moment
@@ -113,8 +113,9 @@ class AnchoredADMM(AbstractMethod):
         return min(rows, max(32, min(512, 1 << (rows // 16).bit_length() >> 1)))
 
     @torch.no_grad()
-    def init(self, problem: Problem, rows: Rows, *, batch_size: int | None = None, seed: int = 0) -> None:
+    def init(self, problem: Problem, rows: AbstractRows, *, batch_size: int | None = None, seed: int = 0) -> None:
         """Start from the model's own weights."""
+        batch_size = rows.batch_size if batch_size is None else batch_size
         self.rows, self.seed = rows, seed
         self.size = self.batch_size_for(rows.count) if batch_size is None else min(batch_size, rows.count)
         self._start(problem)
@@ -262,7 +263,7 @@ class AnchoredADMM(AbstractMethod):
         self._keep()
         self.first_W = {l: W.clone() for l, W in self.W.items()}
 
-    def scale(self, rows: Rows) -> None:
+    def scale(self, rows: AbstractRows) -> None:
         """Standardise, and read the first weights in the unit in which they fit the rows better.
 
         Fresh weights are meant for inputs of unit size; those of a model that was trained already, for its own.

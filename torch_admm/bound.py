@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, final
 import torch
 from torch import Tensor
 
-from .data import Rows, rows_of
+from .data import AbstractRows, Rows, rows_of
 from .moments import LOOK_ROWS
 from .problem import Problem
 
@@ -39,7 +39,7 @@ class BoundADMM:
             self.method.sweep(chunks, self.usual, LOOK_ROWS if len(chunks) == 1 else None)
             self.problem.write(self.method.current())
 
-    def _rows(self, x: Tensor, y: Tensor) -> Rows:
+    def _rows(self, x: Tensor, y: Tensor) -> AbstractRows:
         """Looking for NaN costs as much as a layer, so it is done when the method looks at its moments too."""
         problem = self.problem
         fine = x.ndim == 2 and x.shape[1] == problem.inputs and x.dtype == problem.dtype and x.device == problem.device
