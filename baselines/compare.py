@@ -52,6 +52,7 @@ class Chosen:
 
     settings: Settings
     where: str
+    command: str = ""  # of the search
 
 
 @final
@@ -170,7 +171,7 @@ def _chosen(name: str, given: Mapping[str, Settings], stored: Record, tuned: Pat
     if name in stored and name != ALWAYS_DEFAULT:
         found = stored[name]
         how = f"{found['trials']} trials, {found['how']['sampler']}, seed {found['how']['seed']}"
-        return Chosen(found["settings"], f"search: {how}")
+        return Chosen(found["settings"], f"search: {how}", found["how"]["command"])
     if name.endswith("-tuned"):
         base = name.removesuffix("-tuned")
         raise ValueError(f"{name} is {base} with searched settings, and {tuned} has none: python -m baselines.search")
@@ -242,12 +243,28 @@ def _wanted(args: argparse.Namespace, out: Path) -> Comparison:
     )
 
 
+def _commands(wanted: Comparison) -> Iterator[str]:
+    """What gives these results from nothing, wherever the files are."""
+    where = [] if wanted.folder is None else ["--data-dir", "DIR"]
+    if wanted.folder is not None:
+        yield shlex.join(["python", "-m", "torch_admm", "data", "prepare", problems.task(wanted.problem).data, *where])
+    yield from dict.fromkeys(chosen.command for chosen in wanted.methods.values() if chosen.command)
+    numbers = {"--seeds": wanted.seeds, "--target": wanted.targets}
+    many = [str(text) for name, values in numbers.items() for text in (name, *values)]
+    one = ["--problem", wanted.problem, *where, "--threads", str(wanted.threads), "--seconds", f"{wanted.seconds:g}"]
+    given = [
+        f"{m}.{k}={json.dumps(v)}" for m, c in wanted.methods.items() if c.where == GIVEN for k, v in c.settings.items()
+    ]
+    rest = ["--methods", *wanted.methods, *(["--set", *given] if given else [])]
+    yield shlex.join(["python", "-m", "baselines.compare", *one, *many, *rest])
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     args = arguments(argv)
     out = args.out or Path("runs") / args.problem
-    command = shlex.join(["python", "-m", "baselines.compare", *(sys.argv[1:] if argv is None else argv)])
     try:
-        rows = compare(_wanted(args, out), out, retry=args.retry, commands=[command])
+        wanted = _wanted(args, out)
+        rows = compare(wanted, out, retry=args.retry, commands=list(_commands(wanted)))
     except (ValueError, OSError, ImportError) as error:
         print(error, file=sys.stderr)
         return 2

@@ -51,9 +51,13 @@ def page(about: Record, records: Sequence[Record], rows: Sequence[Row], figures:
 
 def _opening(about: Record, records: Sequence[Record]) -> str:
     rows, test = about["data"].split("x")[0].split("+")
-    sizes = f"{int(rows):,} training rows, {int(test):,} test rows, {about['threads']} threads"
-    effort = f"{about['seconds']:g} s of training a trial, {len(records)} trials, {len(about['seeds'])} seeds"
-    return f"{sizes}, {effort}. {HOW}"
+    sizes = f"{int(rows):,} training rows, {int(test):,} test rows, {_many(about['threads'], 'thread')}"
+    effort = f"{_many(len(records), 'trial')}, {_many(len(about['seeds']), 'seed')}"
+    return f"{sizes}, {about['seconds']:g} s of training a trial, {effort}. {HOW}"
+
+
+def _many(count: int, what: str) -> str:
+    return f"{count} {what}" if count == 1 else f"{count} {what}s"
 
 
 def _verdict(rows: Sequence[Row]) -> str:

@@ -36,8 +36,9 @@ class Spread:
         return f"{self.low:{form}} to {high}"
 
 
-def spread(values: Sequence[float]) -> Spread | None:
-    return Spread(statistics.median(values), min(values), max(values)) if values else None
+def spread(values: Sequence[float]) -> Spread:
+    """Where half of the values are infinite, so is the median."""
+    return Spread(statistics.median(values), min(values), max(values))
 
 
 @final
@@ -83,17 +84,12 @@ def _row(group: list[Record]) -> Row:
         first["settings"],
         first["ranks"],
         dict(Counter(r["outcome"] for r in group)),
-        {t: Spread(*_three([p[0] for p in points[t]])) for t in targets},
-        {t: Spread(*_three([p[1] for p in points[t]])) for t in targets},
-        spread([r["best_accuracy"] for r in measured]),
-        spread([r["peak_mib"] - r["idle_mib"] for r in measured]),
+        {t: spread([p[0] for p in points[t]]) for t in targets},
+        {t: spread([p[1] for p in points[t]]) for t in targets},
+        spread([r["best_accuracy"] for r in measured]) if measured else None,
+        spread([r["peak_mib"] - r["idle_mib"] for r in measured]) if measured else None,
         next((r["message"] for r in group if r["best_accuracy"] is None), ""),
     )
-
-
-def _three(values: list[float]) -> tuple[float, float, float]:
-    """Of an even number the greater of the middle two counts: half of the seeds never is never."""
-    return statistics.median_high(values), min(values), max(values)
 
 
 COLUMNS = ("epochs", "best accuracy", "memory, MiB", "outcome")

@@ -41,6 +41,7 @@ REACHED, TIMED_OUT, DIVERGED, FAILED = "reached", "timed out", "diverged", "fail
 SAMPLE = 2_000  # training rows whose loss is recorded: evaluating all, so often, would take longer than training
 WARM_UP_ROWS, WARM_UP_SECONDS = 4_096, 0.1
 PATIENCE, GRACE = 20.0, 60.0  # seconds on the wall that a trial may take: so many times its own, and so many more
+SLOW_TO_LOAD = ("sklearn.datasets", "h5py")  # what reads data; the server loads it once, where it is there
 TELL_EVERY = 0.25  # seconds between two lines of live progress
 
 Watch = Callable[[float, float], None]  # seconds and accuracy so far
@@ -110,7 +111,7 @@ def run_apart(trial: Trial, folder: Path | None, watch: Watch | None = None) -> 
 
 def _server() -> multiprocessing.context.ForkServerContext:
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["baselines.trials", "sklearn.datasets"])  # the latter, if there, is slow to load
+    context.set_forkserver_preload(["baselines.trials", *SLOW_TO_LOAD])
     return context
 
 

@@ -22,7 +22,7 @@ import torch_admm
 from benchmarks.kernels import network
 from benchmarks.problems import load
 from benchmarks.time_to_accuracy import PROBLEMS
-from torch_admm.data import rows_of
+from torch_admm.data import Rows, rows_of
 
 NAMES = ("higgs", "svhn", "mnist")
 OFF = 1e9  # a ridge so large that a side of the weight step is the identity
@@ -74,6 +74,7 @@ def run(name: str, folder: Path, cache: Path | None, settings: dict[str, Any], s
     bound = method.bind(model)
     split = torch_admm.from_module(model, problem.loss)
     rows, test = rows_of(train, split), rows_of(held, split)
+    assert isinstance(test, Rows)
     steps = 0
     while True:
         for batch in rows.batches(method.batch_size_for(rows.count), seed, steps):

@@ -57,6 +57,7 @@ def started(
     """Bring a method to the point where it can step."""
     problem = torch_admm.from_module(model, method.loss)
     rows = rows_of(data, problem)
+    assert isinstance(rows, Rows)
     method.init(problem, rows, batch_size=None, seed=seed)
     return problem, rows
 

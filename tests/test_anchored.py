@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from tests.helpers import Fn, blobs, net, rng, started
 from torch_admm import AnchoredADMM, BoundADMM, Outcome, Patience, fit
+from torch_admm.data import Rows
 from torch_admm.gram import with_ones
 
 F64 = torch.float64
@@ -386,12 +387,14 @@ def test_validation_keeps_rows_out() -> None:
     x, y = blobs(200)
     method = AnchoredADMM("logistic")
     result = fit(net(4, 8, 1), (x, y), method, validation=0.3, max_sweeps=2, sinks=(), seed=1)
+    assert isinstance(method.rows, Rows)
     assert method.rows.count == 140
     assert {"validation_loss", "validation_accuracy"} <= result.history[0].keys()
     kept = {tuple(row) for row in method.rows.x.tolist()}
     assert kept < {tuple(row) for row in x.tolist()}
     other = AnchoredADMM("logistic")
     fit(net(4, 8, 1), (x, y), other, validation=0.3, max_sweeps=1, sinks=(), seed=2)
+    assert isinstance(other.rows, Rows)
     assert {tuple(row) for row in other.rows.x.tolist()} != kept
 
 

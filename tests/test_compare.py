@@ -284,7 +284,7 @@ def test_demo(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_settings_given_tuned_or_default(tmp_path: Path) -> None:
-    found = {"settings": {"lr": 0.5}, "trials": 7, "how": {"sampler": "tpe", "seed": 0}}
+    found = {"settings": {"lr": 0.5}, "trials": 7, "how": {"sampler": "tpe", "seed": 0, "command": "s"}}
     tuned = tmp_path / "settings.json"
     stored = {"problem": "digits", "methods": {"sgd": found, "adam": found, "anchored": found, "anchored-tuned": found}}
     tuned.write_text(json.dumps(stored))
@@ -299,6 +299,7 @@ def test_settings_given_tuned_or_default(tmp_path: Path) -> None:
     assert chosen["sgd"].where == "search: 7 trials, tpe, seed 0"
     assert chosen["adam"].where == "given by --set"
     assert chosen["anchored"].where == "defaults"
+    assert chosen["sgd"].command == "s"
 
 
 BAD: dict[str, tuple[list[str], str]] = {
@@ -340,6 +341,21 @@ def test_bad_input(
     with pytest.raises(ValueError, match=message):
         raise ValueError(capsys.readouterr().err)
     assert not (tmp_path / "out" / "report.html").exists()
+
+
+def test_commands_repeat_it_from_nothing(tmp_path: Path) -> None:
+    """Whoever reads the report has other folders."""
+    methods = {"anchored": Chosen({}, "defaults"), "sgd": Chosen({"lr": 0.3}, "given by --set")}
+    methods |= {
+        name: Chosen({"lr": 1}, "search: 7 trials", "python -m baselines.search ...") for name in ("adam", "adamw")
+    }
+    wanted = Comparison("higgs", methods, (1, 2), 2, 3.0, (0.64, 0.7), tmp_path)
+    assert list(compare._commands(wanted)) == [
+        "python -m torch_admm data prepare higgs --data-dir DIR",
+        "python -m baselines.search ...",
+        "python -m baselines.compare --problem higgs --data-dir DIR --threads 2 --seconds 3 --seeds 1 2 "
+        "--target 0.64 0.7 --methods anchored sgd adam adamw --set sgd.lr=0.3",
+    ]
 
 
 def test_settings_of_another_problem(tmp_path: Path) -> None:

@@ -27,7 +27,15 @@ def record(
     settings: dict[str, Any], seconds: float | None, accuracy: float | None = 0.5, **more: Any
 ) -> dict[str, Any]:
     reached = {"0.9": None if seconds is None else [seconds, 1.0]}
-    return {"settings": settings, "targets": [0.9], "reached": reached, "best_accuracy": accuracy, "wall": 1.0, **more}
+    return {
+        "settings": settings,
+        "targets": [0.9],
+        "reached": reached,
+        "best_accuracy": accuracy,
+        "wall": 1.0,
+        "seed": 0,
+        **more,
+    }
 
 
 @pytest.fixture
@@ -36,7 +44,8 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> list[Trial]:
     asked: list[Trial] = []
 
     def run(trial: Trial, folder: Path | None) -> dict[str, Any]:
-        asked.append(trial)
+        if trial.seed < 1000:  # the rest only confirms
+            asked.append(trial)
         lr = trial.settings.get("lr", 1.0)
         seconds = None if lr >= 2 else 0.1 + abs(math.log(lr / 0.3))
         made = record(trial.settings, seconds, 0.95 if seconds else 0.9 / lr, curve=[], outcome="")
@@ -47,7 +56,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> list[Trial]:
 
 
 def test_score_orders_by_time_then_by_accuracy() -> None:
-    faster, slower = record({}, 0.5), record({}, 0.6, 0.99)
+    faster, slower = record({}, 0.5), record({}, 100.0, 0.99)
     closer, further, failed = record({}, None, 0.89), record({}, None, 0.2), record({}, None, None)
     right = [faster, slower, closer, further, failed]
     assert sorted(right, key=score) == right
@@ -93,7 +102,7 @@ def test_choices_alone_are_a_grid() -> None:
 @pytest.mark.parametrize("sampler", ["tpe", "grid"])
 def test_search_stores_the_best_with_its_origin(sampler: str, fake: list[Trial], tmp_path: Path) -> None:
     stored = search.search(wanted(sampler=sampler, trials=12), tmp_path, show=False)
-    assert len(fake) == 12
+    assert [r["seed"] for r in read(tmp_path / "search.jsonl")] == [0] * 12 + [1001, 1002] * 3
     found = stored["methods"]["sgd"]
     best = min(read(tmp_path / "search.jsonl"), key=score)
     assert found["settings"] == best["settings"]
@@ -101,9 +110,26 @@ def test_search_stores_the_best_with_its_origin(sampler: str, fake: list[Trial],
     assert found["how"] == {
         **{"target": 0.9, "seconds": 2.0, "trials": 12, "budget": None, "sampler": sampler, "jobs": 1, "seed": 0},
         "threads": 2,
+        "command": "python -m baselines.search --problem digits --target 0.9 --seconds 2.0 --trials 12 "
+        f"--sampler {sampler} --jobs 1 --seed 0 --threads 2 --methods sgd",
     }
     assert {"processor", "cores", "torch", "torch_admm", "python", "load_before"} <= found["machine"].keys()
     assert json.loads((tmp_path / "settings.json").read_text()) == stored
+
+
+def test_one_lucky_run_does_not_make_a_setting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The one that is fastest by far from the first seed is slow from others."""
+    times = {4: (0.1, 5.0), 10: (0.5, 0.6), 25: (0.9, 0.7)}
+
+    def run(trial: Trial, folder: Path | None) -> dict[str, Any]:
+        first, later = times[trial.settings["max_evals"]]
+        return {**trial.named, **record(trial.settings, first if trial.seed == 0 else later, 0.95, curve=[])}
+
+    monkeypatch.setattr(search, "run_apart", run)
+    found = search.search(wanted(methods=("cg",)), tmp_path, show=False)["methods"]["cg"]
+    assert found["settings"] == {"max_evals": 10}
+    assert found["seconds"] == 0.6
+    assert found["trials"] == 9
 
 
 def test_a_trial_has_little_more_than_the_best_took(fake: list[Trial], tmp_path: Path) -> None:
@@ -118,11 +144,17 @@ def test_goes_on_with_what_is_missing(fake: list[Trial], tmp_path: Path) -> None
     first = read(tmp_path / "search.jsonl")
     search.search(wanted(trials=9), tmp_path, show=False)
     assert len(fake) == 9
-    assert read(tmp_path / "search.jsonl")[:4] == first
+    assert read(tmp_path / "search.jsonl")[: len(first)] == first
     search.search(wanted(trials=9), tmp_path, show=False)
     assert len(fake) == 9
     search.search(wanted(trials=9, seed=1), tmp_path, show=False)
     assert len(fake) == 18
+
+
+def test_a_grid_goes_on_with_what_it_has_not_tried(fake: list[Trial], tmp_path: Path) -> None:
+    for trials in (20, 60):
+        search.search(wanted(trials=trials, sampler="grid"), tmp_path, show=False)
+    assert len({json.dumps(trial.settings) for trial in fake}) == len(fake) == 60
 
 
 def test_other_methods_stay_in_the_file(fake: list[Trial], tmp_path: Path) -> None:
@@ -143,7 +175,8 @@ def test_budget_in_seconds_is_shared_by_jobs(fake: list[Trial], tmp_path: Path) 
 
 def test_a_grid_ends_when_all_is_tried(fake: list[Trial], tmp_path: Path) -> None:
     stored = search.search(wanted(trials=99, methods=("cg",)), tmp_path, show=False)
-    assert stored["methods"]["cg"]["trials"] == len(fake) == len(METHODS["cg"].space["max_evals"].values)
+    assert len(fake) == len(METHODS["cg"].space["max_evals"].values)
+    assert stored["methods"]["cg"]["trials"] == 3 * len(fake)
 
 
 def test_never_reached_is_said() -> None:
@@ -161,13 +194,13 @@ def test_real_trials_two_at_a_time_and_a_torn_journal(tmp_path: Path) -> None:
     journal = tmp_path / "search.jsonl"
     assert search.main(command) == 0
     before = read(journal)
-    assert len(before) == 4
+    assert len(before) == 4 + 6
     assert all(r["threads"] == 1 for r in before)
     journal.write_bytes(journal.read_bytes()[:-20])
     assert search.main(command) == 0
     after = read(journal)
-    assert after[:3] == before[:3]
-    assert len(after) == 4
+    assert after[:9] == before[:9]
+    assert len(after) == 10
     assert json.loads((tmp_path / "settings.json").read_text())["data"] == problems.load("digits", None).fingerprint
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, final
+from typing import Any, NamedTuple, final
 
 import numpy as np
 import torch
@@ -17,16 +17,23 @@ from ..errors import DataError
 from ..problem import Problem
 from .checks import Number, encoded
 from .layout import Array, Description, Layout, describe, layout_of
-from .reader import ahead
+from .reader import Pool, ahead
 from .rows import AbstractRows, Chunk, Pair, has_floating_targets, regrouped, rows_of
 from .writer import Writer
 
 __all__ = ["Description", "HDF5Rows", "Writer", "describe", "read"]
 
-BLOCK_BYTES = 4 << 20  # read as one piece of work: less and the threads wait for each other, more and memory grows
+BLOCK_BYTES = 8 << 20  # read as one piece of work: less and the threads wait for each other, more and memory grows
 WINDOW_BYTES = 16 << 20  # chunks from all over the file whose rows are shuffled together
 
 Path = str | os.PathLike[str]
+
+
+class File(NamedTuple):
+    """One that is open, and the memory that its chunks go to."""
+
+    descriptor: int
+    pool: Pool
 
 
 @final
@@ -72,16 +79,16 @@ class HDF5Rows(AbstractRows):
         self._target, self._codes = _target_type(layout.description), self._coded()
 
     def chunks(self, size: int) -> Iterator[Chunk]:
-        rows = max(size, self._rows_in(BLOCK_BYTES))
+        rows = max(size, self._rows_in(BLOCK_BYTES) // size * size)  # chunks within a block are not copied
         blocks = _groups(self._touched(), max(1, rows // self.layout.chunk_rows))
-        with opened(self.layout) as descriptor:
-            yield from regrouped(ahead(partial(self._block, descriptor), blocks), size)
+        with opened(self.layout) as file:
+            yield from regrouped(ahead(partial(self._block, file), blocks), size)
 
     def batches(self, size: int, seed: int, epoch: int) -> Iterator[Pair]:
         order = np.random.default_rng((seed, epoch)).permutation(self._touched())
         windows = _groups(order, max(1, self._rows_in(WINDOW_BYTES) // self.layout.chunk_rows))
-        with opened(self.layout) as descriptor:
-            shuffled = partial(self._window, descriptor, seed, epoch)
+        with opened(self.layout) as file:
+            shuffled = partial(self._window, file, seed, epoch)
             for _, x, y in regrouped(ahead(shuffled, enumerate(windows)), size):
                 yield x, y
 
@@ -106,25 +113,25 @@ class HDF5Rows(AbstractRows):
         start, stop = self.rows.start, self.rows.stop
         return np.flatnonzero((self._borders[1:] > start) & (self._borders[:-1] < stop) & (np.diff(self._borders) > 0))
 
-    def _block(self, descriptor: int, chunks: Sequence[int]) -> Pair:
+    def _block(self, file: File, chunks: Sequence[int]) -> Pair:
         """The rows of consecutive chunks."""
-        x, y = self._read(descriptor, chunks)
+        x, y = self._read(file, chunks)
         if self.selected is not None:
             return self._gathered(x, y, self._index(chunks), chunks)
         origin = int(self._borders[chunks[0]])
         rows = slice(max(0, self.rows.start - origin), min(self.rows.stop, int(self._borders[chunks[-1] + 1])) - origin)
         return self._ready(torch.from_numpy(x[rows]), y[rows], lambda i: origin + rows.start + i)
 
-    def _window(self, descriptor: int, seed: int, epoch: int, window: tuple[int, Sequence[int]]) -> Pair:
+    def _window(self, file: File, seed: int, epoch: int, window: tuple[int, Sequence[int]]) -> Pair:
         """The rows of some chunks, shuffled."""
         number, chunks = window
-        x, y = self._read(descriptor, chunks)
+        x, y = self._read(file, chunks)
         index = np.random.default_rng((seed, epoch, number)).permutation(self._index(chunks))
         return self._gathered(x, y, index, chunks)
 
-    def _read(self, descriptor: int, chunks: Sequence[int]) -> tuple[Array, Array]:
-        x, y = self.layout.room(len(chunks))
-        self.layout.read(descriptor, chunks, x, y)
+    def _read(self, file: File, chunks: Sequence[int]) -> tuple[Array, Array]:
+        x, y = self.layout.room(len(chunks), file.pool)
+        self.layout.read(file.descriptor, chunks, x, y)
         return x.astype(x.dtype.newbyteorder("="), copy=False), y
 
     def _index(self, chunks: Sequence[int]) -> Array:
@@ -146,19 +153,21 @@ class HDF5Rows(AbstractRows):
     def _ready(self, x: Tensor, y: Array, number: Number) -> Pair:
         """As the problem takes them."""
         x = x.to(self.problem.device, self.problem.dtype)
-        targets = torch.from_numpy(y.astype(self._target, copy=False))
         if self._codes is not None:
-            return x, self._codes.index_select(0, targets.to(x.device))
+            return x, torch.from_numpy(y).to(self._codes).view(-1, *self._codes.shape[1:])
+        targets = torch.from_numpy(y.astype(self._target, copy=False))
         try:
             return x, encoded(targets, x, self.problem, str(self.layout.description.path), number)
         except ValueError as error:
             raise DataError(str(error)) from None
 
     def _coded(self) -> Tensor | None:
-        """What each class is encoded as, if the loss takes them all; checking every label again takes its time."""
-        classes = self.layout.description.classes
+        """The encoded classes, if each is its own number: checking every label again would take as long as reading."""
+        numbers = torch.arange(len(self.layout.description.classes or ()), device=self.like.device)
         with suppress(ValueError):
-            return None if classes is None else encoded(torch.arange(len(classes)), self.like, self.problem, "")
+            codes = encoded(numbers, self.like, self.problem, "")
+            if len(codes) and codes.numel() == len(numbers) and bool((codes.view(-1) == numbers).all()):
+                return codes
         return None
 
 
@@ -182,11 +191,11 @@ def read(path: Path) -> tuple[Array, Array]:
     """All rows in memory and checked: x as float32; y as int64 class numbers, or float32."""
     layout = layout_of(path)
     x, y = layout.room(layout.chunks)
-    with opened(layout) as descriptor:
+    with opened(layout) as file:
 
         def fetch(chunk: int) -> None:
             rows = slice(chunk * layout.chunk_rows, (chunk + 1) * layout.chunk_rows)
-            layout.read(descriptor, [chunk], x[rows], y[rows])
+            layout.read(file.descriptor, [chunk], x[rows], y[rows])
 
         for _ in ahead(fetch, range(layout.chunks)):
             pass
@@ -195,11 +204,11 @@ def read(path: Path) -> tuple[Array, Array]:
 
 
 @contextmanager
-def opened(layout: Layout) -> Iterator[int]:
-    """A descriptor, for as long as reading goes on."""
+def opened(layout: Layout) -> Iterator[File]:
+    """For as long as reading goes on."""
     descriptor = os.open(layout.description.path, os.O_RDONLY)
     try:
-        yield descriptor
+        yield File(descriptor, Pool())
     finally:
         os.close(descriptor)
 

@@ -25,6 +25,7 @@ import numpy.typing as npt
 
 from ..errors import DataError
 from .pieces import Column, gather
+from .reader import Pool
 
 __all__ = ["FORMAT", "LIBRARY", "VERSION", "Description", "Layout", "describe", "digest", "layout_of"]
 
@@ -72,9 +73,10 @@ class Layout:
     def chunks(self) -> int:
         return len(self.x.offsets)
 
-    def room(self, chunks: int) -> tuple[Array, Array]:
+    def room(self, chunks: int, pool: Pool | None = None) -> tuple[Array, Array]:
         """Memory for the x and y of so many chunks, padding included."""
-        x, y = (np.empty((chunks * self.chunk_rows, *c.width), c.dtype) for c in (self.x, self.y))
+        empty = np.empty if pool is None else pool.empty
+        x, y = (empty((chunks * self.chunk_rows, *c.width), c.dtype) for c in (self.x, self.y))
         return x, y
 
     def read(self, descriptor: int, chunks: Sequence[int], x: Array, y: Array) -> None:

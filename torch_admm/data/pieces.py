@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
+from operator import itemgetter
 from typing import Any, NamedTuple, final
 
 import numpy as np
@@ -46,18 +47,17 @@ class Column:
     offsets: list[int]
     checksums: list[int]
 
-    @property
+    @cached_property
     def chunk_bytes(self) -> int:
         return self.chunk_rows * int(np.prod(self.width, dtype=np.int64)) * self.dtype.itemsize
 
     def end(self, chunk: int) -> int:
         return self.offsets[chunk] + self.chunk_bytes
 
-    def pieces(self, chunks: Sequence[int], into: Array) -> Iterator[Piece]:
+    def pieces(self, chunks: Sequence[int], into: Array) -> list[Piece]:
         """What to read for some chunks, one after the other."""
-        view, size = _bytes(into), self.chunk_bytes
-        for i, chunk in enumerate(chunks):
-            yield Piece(self.offsets[chunk], view[i * size : (i + 1) * size])
+        view, size, offsets = _bytes(into), self.chunk_bytes, self.offsets
+        return [Piece(offsets[chunk], view[i * size : (i + 1) * size]) for i, chunk in enumerate(chunks)]
 
     def damaged(self, chunks: Sequence[int], values: Array) -> bool:
         """Is any of these chunks not as it was written?"""
@@ -68,12 +68,8 @@ class Column:
 
     def _followed(self, before: int) -> int:
         """What the checksum of some bytes adds to that of them and one chunk more."""
-        return (
-            self._tables[0][before & 255]
-            ^ self._tables[1][before >> 8 & 255]
-            ^ self._tables[2][before >> 16 & 255]
-            ^ self._tables[3][before >> 24]
-        )
+        low, second, third, high = self._tables
+        return low[before & 255] ^ second[before >> 8 & 255] ^ third[before >> 16 & 255] ^ high[before >> 24]
 
     @cached_property
     def _tables(self) -> list[list[int]]:
@@ -86,7 +82,7 @@ class Column:
 
 def gather(descriptor: int, pieces: Sequence[Piece]) -> None:
     """Read all pieces; EOFError if the file has not so much."""
-    for run in _runs(sorted(pieces, key=lambda piece: piece.offset)):
+    for run in _runs(sorted(pieces, key=itemgetter(0))):
         buffers: list[memoryview] = []
         end = run[0].offset
         for offset, view in run:
