@@ -49,7 +49,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> list[Trial]:
         lr = trial.settings.get("lr", 1.0)
         seconds = None if lr >= 2 else 0.1 + abs(math.log(lr / 0.3))
         made = record(trial.settings, seconds, 0.95 if seconds else 0.9 / lr, curve=[], outcome="")
-        return {**trial.named, **made}
+        return {**made, **trial.named}
 
     monkeypatch.setattr(search, "run_apart", run)
     return asked
@@ -123,7 +123,8 @@ def test_one_lucky_run_does_not_make_a_setting(tmp_path: Path, monkeypatch: pyte
 
     def run(trial: Trial, folder: Path | None) -> dict[str, Any]:
         first, later = times[trial.settings["max_evals"]]
-        return {**trial.named, **record(trial.settings, first if trial.seed == 0 else later, 0.95, curve=[])}
+        made = record(trial.settings, first if trial.seed == 0 else later, 0.95, curve=[])
+        return {**made, **trial.named}
 
     monkeypatch.setattr(search, "run_apart", run)
     found = search.search(wanted(methods=("cg",)), tmp_path, show=False)["methods"]["cg"]
