@@ -17,14 +17,17 @@ from ..errors import DataError
 from ..problem import Problem
 from .checks import Number, encoded
 from .layout import Array, Description, Layout, describe, layout_of
-from .reader import Pool, ahead
+from .reader import AHEAD, Pool, ahead
 from .rows import AbstractRows, Chunk, Pair, has_floating_targets, regrouped, rows_of
+from .shards import Shards, generator
+from .streams import Streams
 from .writer import Writer
 
 __all__ = ["Description", "HDF5Rows", "Writer", "describe", "read"]
 
 BLOCK_BYTES = 8 << 20  # read as one piece of work: less and the threads wait for each other, more and memory grows
-WINDOW_BYTES = 16 << 20  # chunks from all over the file whose rows are shuffled together
+WINDOW_BYTES = 1 << 20  # of each shard, chunks from all over it whose rows are shuffled together
+MERGED_BYTES = 4 << 20  # rows of several shards that are put together into batches at a time
 
 Path = str | os.PathLike[str]
 
@@ -34,6 +37,14 @@ class File(NamedTuple):
 
     descriptor: int
     pool: Pool
+
+
+class Window(NamedTuple):
+    """Chunks that are shuffled together: before which row of the shuffled shard, and which shard of those here."""
+
+    start: int
+    shard: int
+    chunks: list[int]
 
 
 @final
@@ -62,12 +73,18 @@ class Held:
 class HDF5Rows(AbstractRows):
     """Rows of a file, a few chunks of it in memory at a time, read ahead by threads.
 
-    The file is open while somebody iterates, so rows may go to other processes. Batches come from windows of chunks:
-    chunks in random order, the rows of some 16 MB of them shuffled together, every row once an epoch.
+    The file is open while somebody iterates, so rows may go to other processes. Batches come from windows of each
+    shard: its chunks in random order, the rows of a MB or so of them shuffled together, every row once an epoch.
     """
 
     def __init__(
-        self, layout: Layout, problem: Problem, *, selected: Held | None = None, rows: slice | None = None
+        self,
+        layout: Layout,
+        problem: Problem,
+        *,
+        selected: Held | None = None,
+        rows: slice | None = None,
+        split: Shards | None = None,
     ) -> None:
         """`rows` counts the selected ones only."""
         self.layout, self.problem, self.selected = layout, problem, selected
@@ -75,6 +92,7 @@ class HDF5Rows(AbstractRows):
         self._borders = borders if selected is None else selected.before(borders)  # of chunks, in selected rows
         self.rows = slice(0, int(self._borders[-1])) if rows is None else rows
         self.count, self.first = self.rows.stop - self.rows.start, self.rows.start
+        self.split = Shards(self.count) if split is None else split
         self.like = torch.empty(0, layout.description.features, dtype=problem.dtype, device=problem.device)
         self._target, self._codes = _target_type(layout.description), self._coded()
 
@@ -85,16 +103,21 @@ class HDF5Rows(AbstractRows):
             yield from regrouped(ahead(partial(self._block, file), blocks), size)
 
     def batches(self, size: int, seed: int, epoch: int) -> Iterator[Pair]:
-        order = np.random.default_rng((seed, epoch)).permutation(self._touched())
-        windows = _groups(order, max(1, self._rows_in(WINDOW_BYTES) // self.layout.chunk_rows))
-        with opened(self.layout) as file:
-            shuffled = partial(self._window, file, seed, epoch)
-            for _, x, y in regrouped(ahead(shuffled, enumerate(windows)), size):
-                yield x, y
+        shards = [self._some(rows, Shards(rows.stop - rows.start)) for rows in self.split.local()]
+        random = [partial(generator, seed, epoch, i) for i in self.split.here]
+        windows = sorted(w for place, shard in enumerate(shards) for w in shard._windows(place, random[place]()))
 
-    def stretch(self, rows: slice) -> HDF5Rows:
+        def work(window: Window) -> tuple[int, Pair]:
+            return window.shard, shards[window.shard]._shuffled(file, window.chunks, random[window.shard](window.start))
+
+        with opened(self.layout) as file:
+            streams = Streams(ahead(work, windows, most=len(shards) + AHEAD), self._nothing())
+            for cuts in self.split.cuts(size, seed, epoch, self._rows_in(MERGED_BYTES)):
+                yield from streams.batches(cuts)
+
+    def _some(self, rows: slice, split: Shards) -> HDF5Rows:
         absolute = slice(self.rows.start + rows.start, self.rows.start + rows.stop)
-        return HDF5Rows(self.layout, self.problem, selected=self.selected, rows=absolute)
+        return HDF5Rows(self.layout, self.problem, selected=self.selected, rows=absolute, split=split)
 
     def parted(self, held: int, seed: int) -> tuple[HDF5Rows, HDF5Rows]:
         assert self.selected is None, "rows are parted once"
@@ -122,12 +145,22 @@ class HDF5Rows(AbstractRows):
         rows = slice(max(0, self.rows.start - origin), min(self.rows.stop, int(self._borders[chunks[-1] + 1])) - origin)
         return self._ready(torch.from_numpy(x[rows]), y[rows], lambda i: origin + rows.start + i)
 
-    def _window(self, file: File, seed: int, epoch: int, window: tuple[int, Sequence[int]]) -> Pair:
-        """The rows of some chunks, shuffled."""
-        number, chunks = window
+    def _windows(self, shard: int, random: np.random.Generator) -> Iterator[Window]:
+        """All rows of a shard, in chunks of a random order."""
+        start = 0
+        chunks = random.permutation(self._touched())
+        for some in _groups(chunks, max(1, self._rows_in(WINDOW_BYTES) // self.layout.chunk_rows)):
+            yield Window(start, shard, some.tolist())
+            ends = np.minimum(self._borders[some + 1], self.rows.stop)
+            start += int((ends - np.maximum(self._borders[some], self.rows.start)).sum())
+
+    def _shuffled(self, file: File, chunks: Sequence[int], random: np.random.Generator) -> Pair:
+        """The rows of some chunks."""
         x, y = self._read(file, chunks)
-        index = np.random.default_rng((seed, epoch, number)).permutation(self._index(chunks))
-        return self._gathered(x, y, index, chunks)
+        return self._gathered(x, y, random.permutation(self._index(chunks)), chunks)
+
+    def _nothing(self) -> Pair:
+        return self._ready(torch.empty(0, self.layout.description.features), np.empty(0, self.layout.y.dtype), int)
 
     def _read(self, file: File, chunks: Sequence[int]) -> tuple[Array, Array]:
         x, y = self.layout.room(len(chunks), file.pool)

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from ..problem import Problem
 from .checks import encoded, features, pair_of, same_device, same_rows
-from .rows import AbstractRows, Chunk, Pair, has_floating_targets, rows_of, take
+from .rows import AbstractRows, Chunk, Pair, has_floating_targets, held_out, rows_of, take
+from .shards import Shards
 
 __all__ = ["Rows"]
 
@@ -22,10 +23,11 @@ class Rows(AbstractRows):
 
     resident: ClassVar[bool] = True
 
-    def __init__(self, x: Tensor, y: Tensor, first: int = 0) -> None:
+    def __init__(self, x: Tensor, y: Tensor, first: int = 0, split: Shards | None = None) -> None:
         """Take checked tensors; `rows_of` does the checking."""
         self.x, self.y, self.first = x, y, first
         self.count = len(x)
+        self.split = Shards(self.count) if split is None else split
         self.like = x.narrow(0, 0, 0)
 
     def chunks(self, size: int) -> Iterator[Chunk]:
@@ -34,20 +36,19 @@ class Rows(AbstractRows):
             yield Chunk(rows, take(self.x, rows), take(self.y, rows))
 
     def batches(self, size: int, seed: int, epoch: int) -> Iterator[Pair]:
-        generator = torch.Generator().manual_seed((seed * 1_000_003 + epoch) % 2**63)
-        order = torch.randperm(self.count, generator=generator).to(self.x.device)
-        for index in order.split(size):
-            yield self.x[index], self.y[index]
+        for order, counts in self.split.batches(size, seed, epoch):
+            for index in torch.from_numpy(order).to(self.x.device).split(counts):
+                yield self.x.index_select(0, index), self.y.index_select(0, index)
 
-    def stretch(self, rows: slice) -> Rows:
-        return Rows(take(self.x, rows), take(self.y, rows), self.first + rows.start)
+    def _some(self, rows: slice, split: Shards) -> Rows:
+        return Rows(take(self.x, rows), take(self.y, rows), self.first + rows.start, split)
 
     def parted(self, held: int, seed: int) -> tuple[Rows, Rows]:
-        generator = torch.Generator().manual_seed(seed)
-        order = torch.randperm(self.count, generator=generator).to(self.x.device)
-        parts = order.narrow(0, held, self.count - held).sort().values, order.narrow(0, 0, held).sort().values
-        kept, out = (Rows(self.x.index_select(0, i), self.y.index_select(0, i)) for i in parts)
-        return kept, out
+        kept, out = (index.to(self.x.device) for index in held_out(self.count, held, seed))
+        return self._chosen(kept), self._chosen(out)
+
+    def _chosen(self, index: Tensor) -> Rows:
+        return Rows(self.x.index_select(0, index), self.y.index_select(0, index))
 
 
 @rows_of.register(tuple)

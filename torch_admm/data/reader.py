@@ -11,7 +11,7 @@ from typing import Any, TypeVar, final
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Pool", "ahead"]
+__all__ = ["AHEAD", "Pool", "ahead"]
 
 THREADS = 2  # one reads or checks about half as fast as a warm file could be copied
 AHEAD = 3  # results that wait at most, those under way included

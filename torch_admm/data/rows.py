@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from ..problem import Problem
+from .shards import Shards
 
-__all__ = ["AbstractRows", "Chunk", "has_floating_targets", "regrouped", "rows_of", "share", "take"]
+__all__ = ["AbstractRows", "Chunk", "has_floating_targets", "held_out", "regrouped", "rows_of", "take"]
 
 Pair = tuple[Tensor, Tensor]
 
@@ -39,6 +40,7 @@ class AbstractRows(abc.ABC):
     resident: ClassVar[bool] = False  # are they all in memory, so that a few more numbers a row do not matter?
     count: int  # rows here
     first: int = 0  # number of the first one among the rows of all ranks: what is drawn for a row depends on that
+    split: Shards  # of the rows of all ranks, those that are here
     like: Tensor  # without rows, but with their width, dtype and device
     batch_size: int | None = None  # where the data bring batches of their own: the rows of one
 
@@ -48,24 +50,47 @@ class AbstractRows(abc.ABC):
 
     @abc.abstractmethod
     def batches(self, size: int, seed: int, epoch: int) -> Iterator[Pair]:
-        """All rows once, in an order given by seed and epoch, `size` at a time; the last batch may be shorter."""
+        """All rows once, in an order given by seed and epoch; the last batch may be shorter.
 
-    @abc.abstractmethod
-    def stretch(self, rows: slice) -> AbstractRows:
-        """These rows only, from start to stop."""
+        `size` counts the rows of all ranks. Each has its own rows of every batch, in the order of the shards and maybe
+        none: put together rank by rank, the batches are those of one process.
+        """
 
     @abc.abstractmethod
     def parted(self, held: int, seed: int) -> tuple[AbstractRows, AbstractRows]:
         """All but `held` rows, and those, drawn by the seed; both in order. Comes before `part`."""
 
+    @abc.abstractmethod
+    def _some(self, rows: slice, split: Shards) -> AbstractRows:
+        """These rows only, from start to stop."""
+
+    @property
+    def total(self) -> int:
+        """Rows of all ranks."""
+        return self.split.total
+
+    def stretch(self, rows: slice) -> AbstractRows:
+        """These rows only, from start to stop, as data of their own."""
+        return self._some(rows, Shards(rows.stop - rows.start))
+
     def part(self, rank: int, ranks: int) -> AbstractRows:
-        """The rows of one of several ranks: contiguous, as even as can be, and none where ranks are more than rows."""
-        return self if ranks == 1 else self.stretch(share(self.count, rank, ranks))
+        """The rows of one of several ranks: contiguous, as even as whole shards can be; none where rows are too few."""
+        split = self.split.part(rank, ranks)
+        return self._some(split.rows, split)
+
+    def shards(self) -> Iterator[tuple[int, AbstractRows]]:
+        """The shards here, each with its number among those of all ranks. Sums shard by shard know nothing of ranks."""
+        return ((i, self.stretch(rows)) for i, rows in zip(self.split.here, self.split.local(), strict=True))
+
+    def batch_counts(self, size: int, seed: int, epoch: int) -> Iterator[list[int]]:
+        """For each of `batches`, how many rows it has of each shard here."""
+        return self.split.counts(size, seed, epoch)
 
 
-def share(count: int, rank: int, ranks: int) -> slice:
-    """One of `ranks` contiguous parts that differ by one row at most."""
-    return slice(count * rank // ranks, count * (rank + 1) // ranks)
+def held_out(count: int, held: int, seed: int) -> Pair:
+    """Numbers of the rows that are kept and of `held` others, drawn by the seed; both in order."""
+    order = torch.randperm(count, generator=torch.Generator().manual_seed(seed))
+    return order.narrow(0, held, count - held).sort().values, order.narrow(0, 0, held).sort().values
 
 
 def regrouped(blocks: Iterable[Pair], size: int) -> Iterator[Chunk]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import cached_property
+from itertools import islice
 from typing import Any, final
 
 import torch
@@ -10,7 +12,8 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler
 
 from ..problem import Problem
 from .checks import Number, encoded, features, pair_of, same_rows
-from .rows import AbstractRows, Chunk, Pair, has_floating_targets, regrouped, rows_of
+from .rows import AbstractRows, Chunk, Pair, has_floating_targets, held_out, regrouped, rows_of
+from .shards import Shards
 
 __all__ = ["DatasetRows"]
 
@@ -27,41 +30,62 @@ class DatasetRows(AbstractRows):
     In order they come through torch's default collation, or that of the user's loader, with its workers. Mini-batches
     are shuffled by the seed; those of a loader are one pass over it as it is: its batch size, sampler, generator and
     `drop_last` count, and neither `size` nor the seed does. A part of a loader's rows (for validation, or one rank's)
-    is shuffled by the seed if the loader shuffles, and in order if it does not.
+    is shuffled by the seed if the loader shuffles, and in order if it does not: ranks then work one after the other.
     """
 
     def __init__(
-        self, loader: DataLoader[Any], problem: Problem, name: str, *, own: bool, index: Sequence[int] | None = None
+        self,
+        loader: DataLoader[Any],
+        problem: Problem,
+        name: str,
+        *,
+        own: bool,
+        index: Sequence[int] | None = None,
+        first: int = 0,
+        split: Shards | None = None,
     ) -> None:
         """`own` loaders are the user's; without one, a plain loader says how items are collated."""
         self.loader, self.problem, self.name, self.own = loader, problem, name, own
-        self.whole = index is None
+        self.as_it_is = own and index is None
         self.index = range(_length(loader.dataset, name)) if index is None else index
-        self.count = len(self.index)
-        self.first = self.index[0] if isinstance(self.index, range) and self.count else 0
+        self.count, self.first = len(self.index), first
+        self.split = Shards(self.count) if split is None else split
         self.like = torch.empty(0, problem.inputs, dtype=problem.dtype, device=problem.device)
         self.batch_size = loader.batch_size if own else None
 
     def chunks(self, size: int) -> Iterator[Chunk]:
-        return regrouped(self._load(self.index, self.batch_size or FETCH_ROWS), size)
+        fetched = self.batch_size or FETCH_ROWS
+        rows = [self.index[i : i + fetched] for i in range(0, self.count, fetched)]
+        return regrouped(self._load(rows), size)
 
     def batches(self, size: int, seed: int, epoch: int) -> Iterator[Pair]:
-        if self.own and self.whole:
+        if self.as_it_is:
             return (self._ready(batch, f"{self.name}, batch {i}") for i, batch in enumerate(self.loader))
-        shuffled = not self.own or self._shuffles()
-        order = _order(self.count, seed * 1_000_003 + epoch) if shuffled else range(self.count)
-        return self._load([self.index[i] for i in order], self.batch_size or size)
+        return self._load(list(self._planned(self.batch_size or size, self._seed(seed), epoch)))
 
-    def stretch(self, rows: slice) -> DatasetRows:
-        return self._of(self.index[rows.start : rows.stop])
+    def batch_counts(self, size: int, seed: int, epoch: int) -> Iterator[list[int]]:
+        assert not self.as_it_is, "the batches of a loader are its own; those of part(0, 1) are cut into shards"
+        return self.split.counts(self.batch_size or size, self._seed(seed), epoch)
+
+    def _planned(self, size: int, seed: int | None, epoch: int) -> Iterator[list[int]]:
+        for order, counts in self.split.batches(size, seed, epoch):
+            rows = iter([self.index[i] for i in order.tolist()])
+            yield from ([*islice(rows, count)] for count in counts)
+
+    def _some(self, rows: slice, split: Shards) -> DatasetRows:
+        return self._of(self.index[rows.start : rows.stop], self.first + rows.start, split)
 
     def parted(self, held: int, seed: int) -> tuple[DatasetRows, DatasetRows]:
-        order = _order(self.count, seed)
-        kept, out = (self._of([self.index[i] for i in sorted(part)]) for part in (order[held:], order[:held]))
+        kept, out = (self._of([self.index[i] for i in rows.tolist()]) for rows in held_out(self.count, held, seed))
         return kept, out
 
-    def _of(self, index: Sequence[int]) -> DatasetRows:
-        return DatasetRows(self.loader, self.problem, self.name, own=self.own, index=index)
+    def _of(self, index: Sequence[int], first: int = 0, split: Shards | None = None) -> DatasetRows:
+        kept: dict[str, Any] = {"own": self.own, "index": index, "first": first, "split": split}
+        return DatasetRows(self.loader, self.problem, self.name, **kept)
+
+    def _seed(self, seed: int) -> int | None:
+        """None if the batches are in order."""
+        return seed if not self.own or self._shuffles() else None
 
     def _shuffles(self) -> bool:
         sampler = type(self.loader.batch_sampler if self.loader.batch_size is None else self.loader.sampler)
@@ -72,14 +96,19 @@ class DatasetRows(AbstractRows):
             )
         return SHUFFLES[sampler]
 
-    def _load(self, index: Sequence[int], size: int) -> Iterator[Pair]:
-        """These items, `size` at a time."""
-        done = 0
+    def _load(self, rows: Sequence[Sequence[int]]) -> Iterator[Pair]:
+        """These items, some at a time."""
         settings = {name: getattr(self.loader, name) for name in SETTINGS}
-        for batch in DataLoader(self.loader.dataset, batch_size=size, sampler=index, **settings):
-            x, y = self._ready(batch, self.name, index[done : done + size].__getitem__)
-            yield x, y
-            done += len(x)
+        loaded = iter(DataLoader(self.loader.dataset, batch_sampler=[[*some] for some in rows if some], **settings))
+        for some in rows:
+            yield self._ready(next(loaded), self.name, some.__getitem__) if some else self._nothing
+
+    @cached_property
+    def _nothing(self) -> Pair:
+        """No rows, as the problem takes them."""
+        collate: Any = self.loader.collate_fn
+        x, y = self._ready(collate([self.loader.dataset[0]]), self.name)
+        return x.narrow(0, 0, 0), y.narrow(0, 0, 0)
 
     def _ready(self, batch: Any, name: str, number: Number = int) -> Pair:
         """A collated batch as the problem takes it."""
@@ -100,11 +129,6 @@ def _length(dataset: Any, name: str) -> int:
     if len(dataset) == 0:
         raise ValueError(f"{name}: {kind} is empty; at least one item is expected")
     return len(dataset)
-
-
-def _order(count: int, seed: int) -> list[int]:
-    order: list[int] = torch.randperm(count, generator=torch.Generator().manual_seed(seed % 2**63)).tolist()
-    return order
 
 
 @rows_of.register(Dataset)
