@@ -320,7 +320,7 @@ def test_a_run_recovers_from_an_explosion(size: Any) -> None:
     """Back to weights that were fine: after enough halvings of a length that is far too large, training works."""
     x, y = blobs(200, 4, 3)
     method = AnchoredADMM("cross_entropy", eta=2.0, half_life=1e9, batch_size=size, refresh=1)
-    result = fit(net(4, 24, 20, 3), (x, y), method, max_sweeps=60, sinks=(), restore_best=False)
+    result = fit(net(4, 24, 20, 3), (x, y), method, max_sweeps=60, sinks=(), restore_best=False, seed=3)
     assert result.history[-1]["loss"] < 0.9 * result.history[0]["loss"]
 
 

@@ -227,11 +227,11 @@ def test_a_loader_as_it_is_and_in_parts() -> None:
 def test_a_plan_does_not_depend_on_how_much_of_it_is_made_at_once(at_once: int) -> None:
     for total, size in ((1003, 5), (1003, 23), (1003, 24), (1003, 170), (5, 2), (1, 1)):
         plans = [list(Shards(total).cuts(size, 3, 1, rows)) for rows in (at_once, 400)]
-        lines = [np.concatenate([blocks[0][:1], *(block[1:] for block in blocks)]) for blocks in plans]
-        np.testing.assert_array_equal(*lines)
-        assert (np.diff(lines[0], axis=0) >= 0).all()
-        assert lines[0][-1].tolist() == [rows.stop - rows.start for rows in Shards(total).local()]
-        assert lines[0].sum(1).tolist() == [*range(0, total, size), total]
+        lines, others = (np.concatenate([blocks[0][:1], *(block[1:] for block in blocks)]) for blocks in plans)
+        np.testing.assert_array_equal(lines, others)
+        assert (np.diff(lines, axis=0) >= 0).all()
+        assert lines[-1].tolist() == [rows.stop - rows.start for rows in Shards(total).local()]
+        assert lines.sum(1).tolist() == [*range(0, total, size), total]
 
 
 def test_rows_are_shared_out_once() -> None:
