@@ -1,0 +1,279 @@
+"""How processes find each other, and what they say: launchers, sums, agreement, and ranks that fail or go missing."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import sys
+import time
+from typing import Any
+
+import pytest
+import torch
+
+from torch_admm import comm
+from torch_admm.comm import AbstractComm, Solo, launched
+from torch_admm.comm.tree import branches, stretches, tree_sum
+from torch_admm.errors import CommError, RankError
+
+from .helpers import rng
+from .ranks import free_port, in_group, on_ranks
+
+TORCHRUN = {"RANK": "1", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "node7"}
+OPEN_MPI = {
+    f"OMPI_COMM_WORLD_{k}": v for k, v in {"RANK": "2", "SIZE": "3", "LOCAL_RANK": "2", "LOCAL_SIZE": "3"}.items()
+}
+MPICH = {"PMI_RANK": "0", "PMI_SIZE": "2", "MPI_LOCALRANKID": "0", "MPI_LOCALNRANKS": "2"}
+SLURM = {
+    **{"SLURM_PROCID": "5", "SLURM_STEP_NUM_TASKS": "8", "SLURM_LOCALID": "1", "SLURM_STEP_TASKS_PER_NODE": "4(x2)"},
+    **{"SLURM_STEP_NODELIST": "node[03-04]", "SLURM_JOB_ID": "77", "SLURM_STEP_ID": "0"},
+}
+
+
+@pytest.mark.parametrize(
+    ("env", "by", "numbers", "address"),
+    [
+        (TORCHRUN | {"MASTER_PORT": "4321"}, "torchrun", (1, 4, 1, 2), "node7"),
+        (OPEN_MPI, "Open MPI", (2, 3, 2, 3), "127.0.0.1"),
+        (MPICH, "MPICH", (0, 2, 0, 2), "127.0.0.1"),
+        (SLURM, "Slurm", (5, 8, 1, 4), "node03"),
+        (SLURM | TORCHRUN, "torchrun", (1, 4, 1, 2), "node7"),
+        (SLURM | OPEN_MPI, "Open MPI", (2, 3, 2, 3), "127.0.0.1"),
+    ],
+)
+def test_finds_how_it_was_started(
+    env: dict[str, str], by: str, numbers: tuple[int, int, int, int], address: str
+) -> None:
+    found = launched(env)
+    assert found is not None
+    assert (found.by, found.address) == (by, address)
+    assert (found.rank, found.size, found.local_rank, found.local_size) == numbers
+    assert found.port == (4321 if "MASTER_PORT" in env else found.port)
+    assert 1024 < found.port < 32768
+
+
+def test_a_process_by_itself_and_a_batch_script_without_srun_are_alone() -> None:
+    assert launched({}) is None
+    assert launched({"SLURM_PROCID": "0", "SLURM_NTASKS": "8", "SLURM_JOB_ID": "7"}) is None
+
+
+def test_restarts_are_told_apart() -> None:
+    first, second = (launched(TORCHRUN | {"TORCHELASTIC_RESTART_COUNT": n}) for n in "01")
+    assert first is not None
+    assert second is not None
+    assert first.job != second.job
+
+
+@pytest.mark.parametrize(
+    ("env", "match"),
+    [
+        (TORCHRUN | {"RANK": "one"}, "RANK is 'one'; a whole number is expected"),
+        (TORCHRUN | {"RANK": "4"}, "torchrun says rank 4 of 4; a rank from 0 to 3"),
+        (TORCHRUN | {"MASTER_PORT": ""}, "MASTER_PORT is ''; a whole number"),
+        (OPEN_MPI | {"OMPI_COMM_WORLD_LOCAL_SIZE": "1"}, "Open MPI started ranks on several machines; set MASTER_ADDR"),
+        ({"SLURM_STEP_NUM_TASKS": "2"}, "SLURM_PROCID is None; a whole number"),
+    ],
+)
+def test_refuses_an_environment_that_makes_no_sense(env: dict[str, str], match: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(match)):
+        launched(env)
+
+
+def test_the_tree_does_not_depend_on_who_holds_the_leaves() -> None:
+    leaves = [torch.randn(50, generator=rng(i)) for i in range(24)]
+    tree = (0, 24)
+    whole = tree_sum(tree, {(i, i + 1): leaf for i, leaf in enumerate(leaves)})
+    for counts in ([24], [12, 12], [8, 8, 8], [6] * 4, [3] * 8, [1] * 24, [5, 0, 19], [0, 0, 7, 17]):
+        known = {}
+        for stretch in stretches(counts):
+            mine = {(i, i + 1): leaves[i] for i in range(*stretch)}
+            known |= {branch: tree_sum(branch, mine) for branch in branches(tree, stretch)}
+        assert torch.equal(tree_sum(tree, known), whole), counts
+    assert not torch.equal(torch.stack(leaves).sum(0), whole)  # so the order does matter
+
+
+def test_one_process_is_the_trivial_case() -> None:
+    alone = Solo()
+    values = torch.arange(3.0)
+    assert alone.sum_(values) is values
+    assert alone.total([values], values) is values
+    assert alone.largest(3, -1) == [3, -1]
+    assert alone.texts("só") == ["só"]
+    assert alone.all_true(True)
+    assert not alone.all_true(False)
+    assert (alone.rank, alone.size, alone.bytes_sent) == (0, 1, 0)
+    alone.same(batch_size=3)
+    with pytest.raises(KeyError, match="lost"), alone.together():
+        raise KeyError("lost")
+    with comm.start() as found:
+        assert isinstance(found, Solo)
+
+
+def _say(ranks: AbstractComm) -> dict[str, Any]:
+    rank = ranks.rank
+    said: dict[str, Any] = {}
+    values, before = torch.full((3,), float(rank), dtype=torch.float64), ranks.bytes_sent
+    said["sum"] = ranks.sum_(values)[0].item()
+    said["bytes of a sum"] = ranks.bytes_sent - before
+    first, second = ranks.sum_later(torch.ones(2)), ranks.sum_later(torch.full((2,), 2.0))
+    said["two at once"] = second.wait()[0].item() + first.wait()[0].item() + first.wait()[0].item()
+    said["gathered"] = ranks.gather_later(torch.tensor([rank, 7])).wait().tolist()
+    said["largest"] = ranks.largest(rank, -rank)
+    said["all"] = ranks.all_true(True), ranks.all_true(rank != 1)
+    said["texts"] = ranks.texts("é" * rank)
+    said["first"] = ranks.from_first_(torch.full((2,), 5.0 + rank)).tolist()
+    return said
+
+
+def _disagree(ranks: AbstractComm) -> list[str]:
+    messages = []
+    ranks.same(width=3)
+    for what in (
+        {"batch_size": 256 if ranks.rank == 1 else 512},
+        {"net": "28-300-1", **({"x": 1} if ranks.rank else {})},
+    ):
+        with pytest.raises(RankError) as caught:
+            ranks.same(**what)
+        messages.append(str(caught.value))
+    with pytest.raises(ValueError, match="no such file") as failure, ranks.together():
+        _fail_on(ranks.rank == 1)
+    return [*messages, str(failure.value)]
+
+
+def _fail_on(culprit: bool) -> None:
+    if culprit:
+        raise ValueError("no such file")
+
+
+def _tree(ranks: AbstractComm) -> tuple[bytes, int]:
+    """24 leaves, unevenly dealt out."""
+    cuts = [24 * i // ranks.size for i in range(ranks.size + 1)]
+    mine = range(cuts[ranks.rank], cuts[ranks.rank + 1])
+    leaves = [torch.randn(50, generator=rng(i)) for i in mine]
+    return ranks.total(leaves, torch.empty(50)).numpy().tobytes(), torch.get_num_threads()
+
+
+def _all(ranks: AbstractComm) -> dict[str, Any]:
+    found = _say(ranks) | {"disagree": _disagree(ranks)}
+    fixed = comm.current(deterministic=True)
+    found["tree"], found["threads"] = _tree(fixed)
+    return found
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_a_group_of_real_processes(size: int) -> None:
+    results = on_ranks(size, in_group, _all)
+    alone, _ = _tree(Solo(deterministic=True))
+    numbers = list(range(size))
+    for rank, said in enumerate(results):
+        assert isinstance(said, dict), said
+        assert said["sum"] == sum(numbers)
+        assert said["bytes of a sum"] == 3 * 8
+        assert said["two at once"] == 4 * size
+        assert said["gathered"] == [[n, 7] for n in numbers]
+        assert said["largest"] == [size - 1, 0]
+        assert said["all"] == (True, False)
+        assert said["texts"] == ["é" * n for n in numbers]
+        assert said["first"] == [5.0, 5.0]
+        assert said["tree"] == alone
+        *differ, failed = said["disagree"]
+        assert differ == [
+            "ranks differ in batch_size: 512 on rank 0, 256 on rank 1",
+            "ranks differ in x: None on rank 0, 1 on rank 1",
+        ]
+        assert failed == ("no such file" if rank == 1 else "rank 1: no such file")
+
+
+def _go_wrong(ranks: AbstractComm, what: str, culprit: int) -> str:
+    ranks.sum_(torch.ones(1000))
+    if ranks.rank == culprit:
+        if what == "killed":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if what == "stuck":
+            time.sleep(4)
+        if what == "failed":
+            raise ValueError("row 7 is not finite")
+    try:
+        ranks.sum_(torch.ones(1000))
+    except CommError as error:
+        return f"{error} ({'speaks' if error.speaks else 'is silent'})"
+    return "went on"
+
+
+@pytest.mark.parametrize(
+    ("what", "culprit", "match"),
+    [
+        ("killed", 1, "rank 1 is missing"),
+        ("killed", 0, "rank 0 is missing"),  # and the store with it
+        ("stuck", 2, "rank 2 is missing"),
+        ("failed", 1, "rank 1 stopped: row 7 is not finite"),
+    ],
+)
+def test_a_rank_that_goes_missing_is_named_by_all_others(what: str, culprit: int, match: str) -> None:
+    results = on_ranks(3, in_group_briefly, _go_wrong, what, culprit)
+    others = [text for rank, text in enumerate(results) if rank != culprit]
+    for text in others:
+        assert str(text).startswith(match), results
+    assert [str(text).endswith("(speaks)") for text in others] == [True, False]
+
+
+def in_group_briefly(task: Any, *args: Any) -> Any:
+    return in_group(task, *args, timeout_minutes=0.02)
+
+
+def _join(backend: str = "auto") -> str:
+    try:
+        in_group(_say, backend=backend, timeout_minutes=0.02)
+    except (CommError, ValueError, ImportError) as error:
+        return str(error)
+    return "joined"
+
+
+def test_a_taken_port_is_named() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        first, _ = on_ranks(2, _join, env={"MASTER_PORT": port})
+    assert first == f"port {port} is taken on 127.0.0.1; set MASTER_PORT to a free one"
+
+
+def test_a_host_without_address_is_named() -> None:
+    for text in on_ranks(2, _join, env={"MASTER_ADDR": "no-such-host.invalid"}):
+        assert text.startswith("MASTER_ADDR is 'no-such-host.invalid', and that name has no address")
+
+
+def test_a_rank_that_never_comes_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    env = {"RANK": "0", "WORLD_SIZE": "3", "LOCAL_WORLD_SIZE": "3", "MASTER_PORT": str(free_port())}
+    for name, value in env.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(CommError, match=r"rank 1, 2 of 3 did not come within 0\.6 s"), comm.start(timeout_minutes=0.01):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"backend": "smoke"}, "backend is 'smoke'; one of 'auto', 'gloo', 'nccl', 'mpi' is expected"),
+        ({"timeout_minutes": 0}, "timeout_minutes is 0; a finite number above 0"),
+        ({"threads": 0}, "threads is 0; a whole number of at least 1"),
+    ],
+)
+def test_refuses_bad_options(options: dict[str, Any], match: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(match)), comm.start(**options):
+        pass
+
+
+def test_without_mpi4py_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "mpi4py", None)
+    with pytest.raises(ImportError, match=re.escape('pip install "torch-admm[mpi]"')), comm.start("mpi"):
+        pass
+
+
+def test_warns_of_ranks_that_train_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.warns(RuntimeWarning, match="torchrun started 2 ranks, but this one trains alone"):
+        assert isinstance(comm.current(), Solo)

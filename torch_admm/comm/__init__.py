@@ -1,0 +1,27 @@
+"""What several processes say to each other; the only place that names torch.distributed.
+
+    with comm.start():           # torchrun, mpirun and srun are recognised; alone it is the trivial case
+        fit(model, data)
+
+Every rank calls `fit` with the same model and the same data; each works on its own part of the rows, and only small
+sums cross.
+"""
+
+from .base import AbstractComm, Pending, Solo, pack, unpack
+from .group import Group
+from .launch import Launch, launched
+from .start import BACKENDS, current, start
+
+__all__ = [
+    "BACKENDS",
+    "AbstractComm",
+    "Group",
+    "Launch",
+    "Pending",
+    "Solo",
+    "current",
+    "launched",
+    "pack",
+    "start",
+    "unpack",
+]

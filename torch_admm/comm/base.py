@@ -1,0 +1,198 @@
+"""What methods and `fit` ask of other ranks; one process, `Solo`, is the trivial case."""
+
+from __future__ import annotations
+
+import abc
+import json
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, final
+
+import torch
+from torch import Tensor
+
+from ..data import AbstractRows, Chunk
+from ..errors import RankError
+from .tree import Branch, branches, stretches, tree_sum
+
+__all__ = ["AbstractComm", "Pending", "Solo", "pack", "unpack"]
+
+ALIGNMENT = 64  # bytes: products of rows that start elsewhere may round otherwise
+
+
+@final
+class Pending:
+    """A result that is on its way; local work can go on meanwhile."""
+
+    def __init__(self, finish: Callable[[], Tensor]) -> None:
+        """`finish` waits for it."""
+        self._finish: Callable[[], Tensor] | None = finish
+        self._result: Tensor | None = None
+
+    def wait(self) -> Tensor:
+        """The result, the same on all ranks; asking twice is fine."""
+        if self._finish is not None:
+            finish, self._finish = self._finish, None
+            self._result = finish()
+        assert self._result is not None
+        return self._result
+
+
+class AbstractComm(abc.ABC):
+    """One process among `size`, as number `rank`. All ranks make the same calls in the same order.
+
+    With `deterministic`, sums over rows are made shard by shard, and those of the shards are added up in a fixed order:
+    any number of ranks gives the same bits.
+    """
+
+    rank: int
+    size: int
+    deterministic: bool
+    bytes_sent: int = 0  # handed over for others, whatever way a backend then sends it
+
+    @abc.abstractmethod
+    def sum_later(self, values: Tensor) -> Pending:
+        """Start to add up the values of all ranks, in place."""
+
+    @abc.abstractmethod
+    def gather_later(self, values: Tensor) -> Pending:
+        """Start to collect the values of all ranks, of one shape; the result has one more dimension in front."""
+
+    @abc.abstractmethod
+    def largest(self, *values: int) -> list[int]:
+        """The largest of each number over all ranks."""
+
+    @abc.abstractmethod
+    def from_first_(self, values: Tensor) -> Tensor:
+        """The values of rank 0, written over those of the others."""
+
+    def sum_(self, values: Tensor) -> Tensor:
+        """The sum over all ranks, in place."""
+        return self.sum_later(values).wait()
+
+    def all_true(self, flag: bool) -> bool:
+        """Is it true on every rank?"""
+        return not self.largest(int(not flag))[0]
+
+    def texts(self, text: str) -> list[str]:
+        """What each rank has to say, by rank. Lengths cross first: backends abort where shapes differ."""
+        said = torch.frombuffer(bytearray(text.encode() or b"\0"), dtype=torch.uint8)
+        length = torch.tensor([len(text.encode())])
+        lengths: list[int] = self.gather_later(length).wait().flatten().tolist()
+        room = torch.zeros(max(1, *lengths), dtype=torch.uint8)
+        room.narrow(0, 0, len(said)).copy_(said)
+        rows = self.gather_later(room).wait()
+        return [bytes(row.narrow(0, 0, n).tolist()).decode() for row, n in zip(rows.unbind(), lengths, strict=True)]
+
+    def same(self, **what: Any) -> None:
+        """A RankError on every rank, naming what differs, unless all ranks say the same."""
+        told = [json.loads(text) for text in self.texts(json.dumps(what, default=str))]
+        for other, theirs in enumerate(told):
+            for name in {**told[0], **theirs}:
+                first, second = told[0].get(name), theirs.get(name)
+                if first != second:
+                    raise RankError(f"ranks differ in {name}: {first} on rank 0, {second} on rank {other}")
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """What is done inside succeeds on all ranks or fails on all: nobody is left waiting for one that failed."""
+        failure: Exception | None = None
+        try:
+            yield
+        except Exception as error:
+            failure = error
+        told = self.texts("" if failure is None else f"{failure}" or type(failure).__name__) if self.size > 1 else []
+        if failure is not None:
+            raise failure
+        for other, text in enumerate(told):
+            if text:
+                raise RankError(f"rank {other}: {text}")
+
+    def portions(self, rows: AbstractRows, size: int) -> Iterator[tuple[int, Chunk]]:
+        """The rows here in chunks, each with the number of the part of `total` that it belongs to."""
+        for number, piece in enumerate(self.pieces(rows)):
+            offset = piece.first - rows.first
+            for taken, x, y in piece.chunks(size):
+                where = slice(taken.start + offset, taken.stop + offset)
+                yield number, Chunk(where, self.aligned(x), y)
+
+    def pieces(self, rows: AbstractRows) -> Sequence[AbstractRows]:
+        """What is summed by itself before anything is added to it: all rows here, or one shard."""
+        return [shard for _, shard in rows.shards()] if self.deterministic else [rows]
+
+    def aligned(self, values: Tensor) -> Tensor:
+        """The values where products of them always round alike; in the fast mode, as they are."""
+        return values.clone() if self.deterministic and values.data_ptr() % ALIGNMENT else values
+
+    def total(self, parts: Sequence[Tensor], like: Tensor) -> Tensor:
+        """The sum over all pieces of all ranks, which may be `parts[0]` itself; `like` gives its shape and dtype."""
+        return self.total_later(parts, like).wait()
+
+    def total_later(self, parts: Sequence[Tensor], like: Tensor) -> Pending:
+        """As `total`, but only start it."""
+        if not self.deterministic:
+            return self.sum_later(parts[0])
+        return self._tree_sum_later(parts, like)
+
+    def _tree_sum_later(self, parts: Sequence[Tensor], like: Tensor) -> Pending:
+        held = stretches(self._counts(len(parts)))
+        tree = (0, held[-1][1])
+        begin = held[self.rank][0]
+        leaves: dict[Branch, Tensor] = {(begin + i, begin + i + 1): part for i, part in enumerate(parts)}
+        owned = [branches(tree, stretch) for stretch in held]
+        if self.size == 1:
+            return Pending(lambda: tree_sum(tree, leaves))
+        sent = like.new_zeros(max(map(len, owned)), *like.shape)
+        for i, branch in enumerate(owned[self.rank]):
+            sent.select(0, i).copy_(tree_sum(branch, leaves))
+        pending = self.gather_later(sent)
+
+        def finish() -> Tensor:
+            came = pending.wait()
+            known = {b: came[rank, i] for rank, theirs in enumerate(owned) for i, b in enumerate(theirs)}
+            return tree_sum(tree, known)
+
+        return Pending(finish)
+
+    def _counts(self, mine: int) -> list[int]:
+        """How many pieces each rank has: shards are dealt out by rank, so this is asked once."""
+        if self._pieces is None:
+            counts = self.gather_later(torch.tensor([mine])).wait().flatten()
+            self._pieces = [int(count) for count in counts]
+        assert self._pieces[self.rank] == mine
+        return self._pieces
+
+    _pieces: list[int] | None = None
+
+
+@final
+class Solo(AbstractComm):
+    """One process."""
+
+    rank, size = 0, 1
+
+    def __init__(self, *, deterministic: bool = False) -> None:
+        self.deterministic = deterministic
+
+    def sum_later(self, values: Tensor) -> Pending:
+        return Pending(lambda: values)
+
+    def gather_later(self, values: Tensor) -> Pending:
+        return Pending(lambda: values.unsqueeze(0))
+
+    def largest(self, *values: int) -> list[int]:
+        return list(values)
+
+    def from_first_(self, values: Tensor) -> Tensor:
+        return values
+
+
+def pack(tensors: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
+    """All values in one vector, to cross at once."""
+    return torch.cat([t.reshape(-1).to(dtype) for t in tensors])
+
+
+def unpack(packed: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
+    """The tensors that were packed; `like` has their shapes and dtypes."""
+    parts = packed.split([t.numel() for t in like])
+    return [part.view(t.shape).to(t.dtype) for part, t in zip(parts, like, strict=True)]

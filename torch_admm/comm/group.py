@@ -1,0 +1,115 @@
+"""A rank of a torch.distributed group."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from threading import Thread
+from typing import Any, final
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ..errors import CommError
+from .base import AbstractComm, Pending
+
+__all__ = ["Group", "leave"]
+
+GRACE = 1.5  # seconds in which the ranks that are left say so, after one was found missing
+POLL = 0.02
+
+
+@final
+class Group(AbstractComm):
+    """The default group of torch.distributed, whoever made it."""
+
+    def __init__(self, *, deterministic: bool = False, store: Any = None, owned: bool = False) -> None:
+        """`store` tells who is missing when somebody is; `owned` groups are taken down then."""
+        self.rank, self.size, self.deterministic = dist.get_rank(), dist.get_world_size(), deterministic
+        self.store, self.owned = store, owned
+        only_gpu = dist.get_backend() == "nccl"
+        self.device = torch.device("cuda", torch.cuda.current_device()) if only_gpu else torch.device("cpu")
+
+    def sum_later(self, values: Tensor) -> Pending:
+        values = values.contiguous()
+        return self._later(values, lambda: dist.all_reduce(values, async_op=True), lambda: values)
+
+    def gather_later(self, values: Tensor) -> Pending:
+        values = values.contiguous().to(self.device if values.device.type == "cpu" else values.device)
+        came = values.new_empty(self.size, *values.shape)
+        return self._later(values, lambda: dist.all_gather(list(came.unbind()), values, async_op=True), lambda: came)
+
+    def largest(self, *values: int) -> list[int]:
+        numbers = torch.tensor(values, device=self.device)
+        start = lambda: dist.all_reduce(numbers, op=dist.ReduceOp.MAX, async_op=True)  # noqa: E731
+        found: list[int] = self._later(numbers, start, lambda: numbers).wait().tolist()
+        return found
+
+    def from_first_(self, values: Tensor) -> Tensor:
+        return self._later(values, lambda: dist.broadcast(values, 0, async_op=True), lambda: values).wait()
+
+    def _later(self, sent: Tensor, start: Callable[[], Any], result: Callable[[], Tensor]) -> Pending:
+        self.bytes_sent += sent.numel() * sent.element_size()
+        work = [self._tried(start)]
+
+        def finish() -> Tensor:
+            self._tried(lambda: work.pop().wait())
+            return result()
+
+        return Pending(finish)
+
+    def _tried(self, call: Callable[[], Any]) -> Any:
+        try:
+            return call()
+        except RuntimeError as error:
+            reason = str(error)
+        raise self._explained(reason)  # outside the except clause: nothing may hold the connections any more
+
+    def _explained(self, reason: str) -> CommError:
+        """Say who is missing. Taking the group down first closes connections, so that nobody waits any longer."""
+        if self.owned and dist.is_initialized():
+            with suppress(RuntimeError):
+                dist.destroy_process_group()
+        if self.store is None:
+            return CommError(f"ranks lost each other: {reason}")
+        told, missing = _roll_call(self.store, self.rank, self.size)
+        speaks = self.rank == min(set(range(self.size)) - set(missing), default=0)
+        for rank, text in told.items():
+            if text:
+                return CommError(f"rank {rank} stopped: {text}", speaks=speaks)
+        if not missing:
+            return CommError(f"ranks lost each other: {reason}", speaks=speaks)
+        names = f"rank {missing[0]} is" if len(missing) == 1 else f"ranks {', '.join(map(str, missing))} are"
+        return CommError(f"{names} missing, ended or stuck; rank {self.rank} was told: {reason}", speaks=speaks)
+
+
+def leave(store: Any, rank: int, why: str) -> None:
+    """Tell the others why this rank is going; without a store, or if it is gone too, they will find out."""
+    if store is not None:
+        with suppress(RuntimeError):
+            store.set(f"left/{rank}", why)
+
+
+def _roll_call(store: Any, rank: int, size: int) -> tuple[dict[int, str], list[int]]:
+    """What each rank said when it left, and the ranks that said nothing."""
+    told: dict[int, str] = {}
+    asking = Thread(target=_ask, args=(store, rank, size, told), daemon=True)
+    asking.start()
+    asking.join(GRACE + 10 * POLL)
+    if rank not in told:  # no answer from the store, which lives in rank 0
+        return {}, [0]
+    return dict(told), sorted(set(range(size)) - told.keys())
+
+
+def _ask(store: Any, rank: int, size: int, told: dict[int, str]) -> None:
+    deadline = time.monotonic() + GRACE
+    with suppress(RuntimeError):
+        if not store.check([f"left/{rank}"]):
+            store.set(f"left/{rank}", "")
+        while len(told) < size and time.monotonic() < deadline:
+            for other in set(range(size)) - told.keys():
+                if store.check([f"left/{other}"]):
+                    told[other] = store.get(f"left/{other}").decode()
+            time.sleep(POLL)

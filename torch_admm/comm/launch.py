@@ -1,0 +1,140 @@
+"""How this process was started: by torchrun, by mpirun of Open MPI or MPICH, by srun, or by itself."""
+
+from __future__ import annotations
+
+import os
+import re
+import zlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import final
+
+__all__ = ["LAUNCHERS", "Launch", "launched"]
+
+PORTS = range(20_000, 30_000)  # for launchers that give none: below those that systems hand out by themselves
+
+Environment = Mapping[str, str]
+
+
+@final
+@dataclass(frozen=True)
+class Launch:
+    """One process among those started with it, and where they meet."""
+
+    by: str
+    rank: int
+    size: int
+    local_rank: int
+    local_size: int
+    address: str
+    port: int
+    job: str  # tells one start, or restart, from another
+    waits: bool = False  # is there a store at that address already, kept by the launcher?
+
+    @property
+    def one_machine(self) -> bool:
+        return self.local_size == self.size
+
+
+def launched(env: Environment = os.environ) -> Launch | None:
+    """What the environment says; None for a process by itself."""
+    for name, read in LAUNCHERS.items():
+        found = read(env)
+        if found is not None:
+            _check(name, found)
+            return found
+    return None
+
+
+def _check(name: str, found: Launch) -> None:
+    if not 0 <= found.rank < found.size:
+        raise ValueError(
+            f"{name} says rank {found.rank} of {found.size}; a rank from 0 to {found.size - 1} is expected"
+        )
+
+
+def _torchrun(env: Environment) -> Launch | None:
+    if "RANK" not in env or "WORLD_SIZE" not in env:
+        return None
+    rank, size = _number(env, "RANK"), _number(env, "WORLD_SIZE")
+    job = f"{env.get('TORCHELASTIC_RUN_ID', '')}/{env.get('TORCHELASTIC_RESTART_COUNT', '0')}"
+    return Launch(
+        "torchrun",
+        rank,
+        size,
+        _number(env, "LOCAL_RANK", rank),
+        _number(env, "LOCAL_WORLD_SIZE", 1),
+        env.get("MASTER_ADDR", "127.0.0.1"),
+        _port(env, "torchrun"),
+        job,
+        env.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
+    )
+
+
+def _open_mpi(env: Environment) -> Launch | None:
+    job = env.get("PMIX_NAMESPACE") or env.get("OMPI_MCA_ess_base_jobid") or str(os.getppid())
+    return _counted("Open MPI", env, "OMPI_COMM_WORLD_{}", ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE"), job)
+
+
+def _mpich(env: Environment) -> Launch | None:
+    names = ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS")
+    return _counted("MPICH", env, "{}", names, str(os.getppid()))
+
+
+def _slurm(env: Environment) -> Launch | None:
+    if "SLURM_STEP_NUM_TASKS" not in env:  # a batch script by itself is not a step
+        return None
+    size = _number(env, "SLURM_STEP_NUM_TASKS")
+    job = f"{env.get('SLURM_JOB_ID', '')}.{env.get('SLURM_STEP_ID', '')}"
+    tasks = re.match(r"\d+", env.get("SLURM_STEP_TASKS_PER_NODE", str(size)))
+    address = env.get("MASTER_ADDR") or _first_host(env.get("SLURM_STEP_NODELIST", "127.0.0.1"))
+    return Launch(
+        "Slurm",
+        _number(env, "SLURM_PROCID"),
+        size,
+        _number(env, "SLURM_LOCALID", 0),
+        int(tasks.group()) if tasks else size,
+        address,
+        _port(env, job),
+        job,
+    )
+
+
+LAUNCHERS: dict[str, Callable[[Environment], Launch | None]] = {
+    "torchrun": _torchrun,  # first: it may itself have been started by one of the others
+    "Open MPI": _open_mpi,
+    "MPICH": _mpich,
+    "Slurm": _slurm,
+}
+
+
+def _counted(by: str, env: Environment, pattern: str, names: tuple[str, str, str, str], job: str) -> Launch | None:
+    keys = [pattern.format(name) for name in names]
+    if keys[0] not in env or keys[1] not in env:
+        return None
+    rank, size = _number(env, keys[0]), _number(env, keys[1])
+    local_rank, local_size = _number(env, keys[2], rank), _number(env, keys[3], size)
+    address = env.get("MASTER_ADDR")
+    if address is None and local_size < size:
+        raise ValueError(f"{by} started ranks on several machines; set MASTER_ADDR to the name of that of rank 0")
+    return Launch(by, rank, size, local_rank, local_size, address or "127.0.0.1", _port(env, job), job)
+
+
+def _port(env: Environment, job: str) -> int:
+    """As given, or one that only this job is likely to take."""
+    return _number(env, "MASTER_PORT", PORTS[zlib.crc32(job.encode()) % len(PORTS)])
+
+
+def _first_host(nodes: str) -> str:
+    """Of node[03-07,11],other it is node03."""
+    found = re.match(r"([^,\[]+)(?:\[(\d+))?", nodes)
+    return nodes if found is None else found.group(1) + (found.group(2) or "")
+
+
+def _number(env: Environment, name: str, default: int | None = None) -> int:
+    text = env.get(name)
+    if text is None and default is not None:
+        return default
+    if text is None or not text.isdecimal():
+        raise ValueError(f"{name} is {text!r}; a whole number is expected in the environment")
+    return int(text)

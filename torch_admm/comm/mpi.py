@@ -1,0 +1,122 @@
+"""MPI through mpi4py, as a backend of torch.distributed, for builds of torch that have no MPI of their own."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any, final
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+__all__ = ["finish", "init", "require"]
+
+NAME = "mpi4py"
+SPIN, NAP = 0.002, 0.0002  # seconds: first asked again at once, then after naps, which leave the core to others
+
+
+def require() -> Any:
+    """mpi4py's MPI, with an MPI library behind it."""
+    try:
+        import mpi4py
+
+        mpi4py.rc.finalize = False  # at the end of a run that failed it would wait for ranks that never come
+        from mpi4py import MPI
+    except ImportError as error:
+        raise ImportError('backend "mpi" needs mpi4py and an MPI library: pip install "torch-admm[mpi]"') from error
+    except RuntimeError as error:
+        raise ImportError(f'backend "mpi" found mpi4py, but no MPI library: {str(error).splitlines()[0]}') from error
+    return MPI
+
+
+def init(size: int, patience: timedelta) -> None:
+    """Make the default group, of torch's own MPI if it has one."""
+    if dist.is_mpi_available():
+        dist.init_process_group("mpi")
+        return
+    world = require().COMM_WORLD
+    if world.Get_size() != size:
+        raise ValueError(
+            f"MPI sees {world.Get_size()} ranks of {size}: mpirun and mpi4py are of different MPI libraries"
+        )
+    if NAME not in dist.Backend.backend_list:
+        dist.Backend.register_backend(NAME, _make, devices=["cpu"])
+    dist.init_process_group(
+        NAME, store=dist.HashStore(), rank=world.Get_rank(), world_size=world.Get_size(), timeout=patience
+    )
+
+
+def finish() -> None:
+    """The end of a run that went well: all ranks get here."""
+    MPI = require()
+    if not MPI.Is_finalized():
+        MPI.Finalize()
+
+
+def _make(store: Any, rank: int, size: int, timeout: timedelta) -> dist.ProcessGroup:
+    return _Ranks(rank, size, timeout)
+
+
+@final
+class _Ranks(dist.ProcessGroup):
+    """The collectives that `Group` uses, and those of DistributedDataParallel."""
+
+    def __init__(self, rank: int, size: int, timeout: timedelta) -> None:
+        super().__init__(rank, size)
+        self.MPI, self.seconds = require(), timeout.total_seconds()
+        self.world = self.MPI.COMM_WORLD
+        ops = dist.ReduceOp
+        self.operations = [(ops.SUM, self.MPI.SUM), (ops.MAX, self.MPI.MAX), (ops.MIN, self.MPI.MIN)]
+
+    def getBackendName(self) -> str:
+        return NAME
+
+    def allreduce(self, tensors: list[Tensor], opts: Any = None) -> Any:
+        (values,) = tensors
+        wanted = dist.ReduceOp.SUM if opts is None else opts.reduceOp
+        operation = next(theirs for ours, theirs in self.operations if ours == wanted)
+        return self._work(self.world.Iallreduce(self.MPI.IN_PLACE, values.numpy(), op=operation))
+
+    def allgather(self, output: list[list[Tensor]], tensors: list[Tensor], opts: Any = None) -> Any:
+        (values,), (rooms,) = tensors, output
+        came = values.new_empty(len(rooms), *values.shape)
+
+        def deal() -> None:
+            for room, theirs in zip(rooms, came.unbind(), strict=True):
+                room.copy_(theirs)
+
+        return self._work(self.world.Iallgather(values.numpy(), came.numpy()), deal)
+
+    def broadcast(self, tensors: list[Tensor], opts: Any) -> Any:
+        return self._work(self.world.Ibcast(tensors[0].numpy(), opts.rootRank))
+
+    def barrier(self, opts: Any = None) -> Any:
+        return self._work(self.world.Ibarrier())
+
+    def _work(self, request: Any, then: Callable[[], None] = lambda: None) -> Any:
+        return _Work(request, then, self.seconds)
+
+
+@final
+class _Work(torch._C._distributed_c10d.Work):
+    """A request under way. MPI would wait for a lost rank for ever; this does not."""
+
+    def __init__(self, request: Any, then: Callable[[], None], seconds: float) -> None:
+        super().__init__()
+        self.request, self.then, self.seconds = request, then, seconds
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        began = time.monotonic()
+        while not self.request.Test():
+            waited = time.monotonic() - began
+            if waited > self.seconds:
+                raise RuntimeError(f"no answer within {self.seconds:g} s")
+            if waited > SPIN:
+                time.sleep(NAP)
+        self.then()
+        return True
+
+    def is_completed(self) -> bool:
+        return bool(self.request.Test())
