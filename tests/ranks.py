@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import shutil
 import socket
+import sys
 import traceback
 from collections.abc import Callable
 from multiprocessing.connection import Connection, wait
+from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
 from torch_admm import comm
 
-__all__ = ["free_port", "on_ranks"]
+__all__ = ["clean_environment", "free_port", "in_group", "mpirun", "on_ranks"]
 
 PRELOAD = ["torch", "torch_admm", "torch.distributed", "baselines", "tests.ranks"]  # once, not once a rank
 SECONDS = 120.0
@@ -77,3 +81,19 @@ def in_group(task: Task, *args: Any, **options: Any) -> Any:
     """`task(comm, *args)` within a group; for `on_ranks`."""
     with comm.start(**options) as ranks:
         return task(ranks, *args)
+
+
+def mpirun() -> str:
+    """The command, of the MPI that mpi4py comes with; tests without it are skipped."""
+    pytest.importorskip("mpi4py")
+    found = shutil.which("mpiexec", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+    if found is None:
+        pytest.skip("no mpiexec here")
+    return found
+
+
+def clean_environment(**more: str) -> dict[str, str]:
+    """For commands that start ranks: one thread each, and nothing of a launcher that started the tests."""
+    foreign = ("OMPI_", "PMI", "SLURM_", "MASTER_", "TORCHELASTIC_", "RANK", "WORLD_SIZE", "LOCAL_")
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(foreign)}
+    return kept | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parent.parent)} | more

@@ -6,6 +6,7 @@ import os
 import re
 import signal
 import socket
+import subprocess
 import sys
 import time
 from typing import Any
@@ -19,7 +20,7 @@ from torch_admm.comm.tree import branches, stretches, tree_sum
 from torch_admm.errors import CommError, RankError
 
 from .helpers import rng
-from .ranks import free_port, in_group, on_ranks
+from .ranks import clean_environment, free_port, in_group, mpirun, on_ranks
 
 TORCHRUN = {"RANK": "1", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "node7"}
 OPEN_MPI = {
@@ -86,7 +87,7 @@ def test_the_tree_does_not_depend_on_who_holds_the_leaves() -> None:
     tree = (0, 24)
     whole = tree_sum(tree, {(i, i + 1): leaf for i, leaf in enumerate(leaves)})
     for counts in ([24], [12, 12], [8, 8, 8], [6] * 4, [3] * 8, [1] * 24, [5, 0, 19], [0, 0, 7, 17]):
-        known = {}
+        known: dict[tuple[int, int], torch.Tensor] = {}
         for stretch in stretches(counts):
             mine = {(i, i + 1): leaves[i] for i in range(*stretch)}
             known |= {branch: tree_sum(branch, mine) for branch in branches(tree, stretch)}
@@ -164,26 +165,44 @@ def _all(ranks: AbstractComm) -> dict[str, Any]:
 
 @pytest.mark.parametrize("size", [2, 3])
 def test_a_group_of_real_processes(size: int) -> None:
-    results = on_ranks(size, in_group, _all)
-    alone, _ = _tree(Solo(deterministic=True))
-    numbers = list(range(size))
-    for rank, said in enumerate(results):
+    for rank, said in enumerate(on_ranks(size, in_group, _all)):
         assert isinstance(said, dict), said
-        assert said["sum"] == sum(numbers)
-        assert said["bytes of a sum"] == 3 * 8
-        assert said["two at once"] == 4 * size
-        assert said["gathered"] == [[n, 7] for n in numbers]
-        assert said["largest"] == [size - 1, 0]
-        assert said["all"] == (True, False)
-        assert said["texts"] == ["é" * n for n in numbers]
-        assert said["first"] == [5.0, 5.0]
-        assert said["tree"] == alone
-        *differ, failed = said["disagree"]
-        assert differ == [
-            "ranks differ in batch_size: 512 on rank 0, 256 on rank 1",
-            "ranks differ in x: None on rank 0, 1 on rank 1",
-        ]
-        assert failed == ("no such file" if rank == 1 else "rank 1: no such file")
+        _check(said, rank, size)
+
+
+def _check(said: dict[str, Any], rank: int, size: int) -> None:
+    numbers = list(range(size))
+    assert said["sum"] == sum(numbers)
+    assert said["bytes of a sum"] == 3 * 8
+    assert said["two at once"] == 4 * size
+    assert said["gathered"] == [[n, 7] for n in numbers]
+    assert said["largest"] == [size - 1, 0]
+    assert said["all"] == (True, False)
+    assert said["texts"] == ["é" * n for n in numbers]
+    assert said["first"] == [5.0, 5.0]
+    assert said["tree"] == _tree(Solo(deterministic=True))[0]
+    *differ, failed = said["disagree"]
+    assert differ == [
+        "ranks differ in batch_size: 512 on rank 0, 256 on rank 1",
+        "ranks differ in x: None on rank 0, 1 on rank 1",
+    ]
+    assert failed == ("no such file" if rank == 1 else "rank 1: no such file")
+
+
+@pytest.mark.parametrize("backend", ["gloo", "mpi"])
+def test_ranks_of_mpirun(backend: str) -> None:
+    """Both ways to use an mpirun: as a launcher only, and for what crosses."""
+    code = f"from tests import test_comm; test_comm.report({backend!r})"
+    command = [mpirun(), "-n", "2", sys.executable, "-c", code]
+    done = subprocess.run(command, env=clean_environment(), capture_output=True, text=True, timeout=100, check=False)
+    assert (done.returncode, done.stdout.split()) == (0, [backend, backend]), done
+
+
+def report(backend: str) -> None:
+    with comm.start(backend) as ranks:
+        _check(_all(ranks), ranks.rank, 2)
+        said = torch.distributed.get_backend()
+    os.write(1, said.replace("mpi4py", "mpi").encode() + b"\n")
 
 
 def _go_wrong(ranks: AbstractComm, what: str, culprit: int) -> str:

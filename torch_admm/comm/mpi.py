@@ -7,9 +7,9 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, final
 
-import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch._C._distributed_c10d import HashStore, Work
 
 __all__ = ["finish", "init", "require"]
 
@@ -44,7 +44,7 @@ def init(size: int, patience: timedelta) -> None:
     if NAME not in dist.Backend.backend_list:
         dist.Backend.register_backend(NAME, _make, devices=["cpu"])
     dist.init_process_group(
-        NAME, store=dist.HashStore(), rank=world.Get_rank(), world_size=world.Get_size(), timeout=patience
+        NAME, store=HashStore(), rank=world.Get_rank(), world_size=world.Get_size(), timeout=patience
     )
 
 
@@ -64,7 +64,7 @@ class _Ranks(dist.ProcessGroup):
     """The collectives that `Group` uses, and those of DistributedDataParallel."""
 
     def __init__(self, rank: int, size: int, timeout: timedelta) -> None:
-        super().__init__(rank, size)
+        super().__init__(rank, size)  # type: ignore[call-arg]
         self.MPI, self.seconds = require(), timeout.total_seconds()
         self.world = self.MPI.COMM_WORLD
         ops = dist.ReduceOp
@@ -73,13 +73,13 @@ class _Ranks(dist.ProcessGroup):
     def getBackendName(self) -> str:
         return NAME
 
-    def allreduce(self, tensors: list[Tensor], opts: Any = None) -> Any:
+    def allreduce(self, tensors: list[Tensor], opts: Any = None) -> Any:  # type: ignore[override]
         (values,) = tensors
         wanted = dist.ReduceOp.SUM if opts is None else opts.reduceOp
-        operation = next(theirs for ours, theirs in self.operations if ours == wanted)
+        operation = next(theirs for ours, theirs in self.operations if wanted == ours)  # not the other way round
         return self._work(self.world.Iallreduce(self.MPI.IN_PLACE, values.numpy(), op=operation))
 
-    def allgather(self, output: list[list[Tensor]], tensors: list[Tensor], opts: Any = None) -> Any:
+    def allgather(self, output: list[list[Tensor]], tensors: list[Tensor], opts: Any = None) -> Any:  # type: ignore[override]
         (values,), (rooms,) = tensors, output
         came = values.new_empty(len(rooms), *values.shape)
 
@@ -89,7 +89,7 @@ class _Ranks(dist.ProcessGroup):
 
         return self._work(self.world.Iallgather(values.numpy(), came.numpy()), deal)
 
-    def broadcast(self, tensors: list[Tensor], opts: Any) -> Any:
+    def broadcast(self, tensors: list[Tensor], opts: Any) -> Any:  # type: ignore[override]
         return self._work(self.world.Ibcast(tensors[0].numpy(), opts.rootRank))
 
     def barrier(self, opts: Any = None) -> Any:
@@ -100,7 +100,7 @@ class _Ranks(dist.ProcessGroup):
 
 
 @final
-class _Work(torch._C._distributed_c10d.Work):
+class _Work(Work):
     """A request under way. MPI would wait for a lost rank for ever; this does not."""
 
     def __init__(self, request: Any, then: Callable[[], None], seconds: float) -> None:

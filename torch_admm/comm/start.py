@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore, TCPStore
 
 from ..arguments import choice, positive, positive_int
 from ..errors import CommError
@@ -138,14 +139,14 @@ def _store(launch: Launch, patience: timedelta) -> Store:
     serves = launch.rank == 0 and not launch.waits
     place = launch.address, launch.port
     try:
-        store = _within(patience, lambda: dist.TCPStore(*place, None, serves, patience, wait_for_workers=False))
+        store = _within(patience, lambda: TCPStore(*place, None, serves, patience, wait_for_workers=False))
     except RuntimeError as error:
         if "EADDRINUSE" in str(error) or "already in use" in str(error):
             said = f"port {launch.port} is taken on {launch.address}; set MASTER_PORT to a free one"
         else:
             said = f"rank {launch.rank} cannot reach {launch.address}:{launch.port}: {_line(error)}"
         raise CommError(said, speaks=launch.rank == 0) from None
-    return dist.PrefixStore(f"torch_admm/{launch.job}", store)
+    return PrefixStore(f"torch_admm/{launch.job}", store)
 
 
 def _within(patience: timedelta, connect: Callable[[], Store]) -> Store:
