@@ -1,0 +1,146 @@
+"""A file of tensors and plain values, checksummed, and without pickle: reading it runs no code.
+
+    MAGIC, version (4 bytes), length of the header (8 bytes), header: JSON, tensors: raw bytes, SHA-256 of all before
+
+Numbers are little-endian. Each tensor starts at a multiple of ALIGNMENT bytes. The header has the content as a tree in
+which dicts are {"dict": [[key, value], ...]} (keys may be numbers), tuples {"tuple": [...]}, floats that JSON lacks
+{"float": "nan"}, and tensors {"tensor": [dtype, shape, place]}.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .errors import CheckpointError
+
+__all__ = ["read", "write"]
+
+MAGIC, VERSION, ALIGNMENT = b"\x89torch_admm\r\n\x1a\n\0", 1, 64
+START, DIGEST = len(MAGIC) + 12, 32  # bytes before the header, and after everything
+DTYPES = {
+    str(dtype).removeprefix("torch."): dtype
+    for dtype in (
+        *(torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.bool, torch.uint8),
+        *(torch.int8, torch.int16, torch.int32, torch.int64),
+    )
+}
+
+
+def write(path: Path, content: Any) -> None:
+    """Write a new file, and see it on the disk before going on; the caller gives it its name when it is whole."""
+    assert sys.byteorder == "little", "the file format is little-endian"
+    tensors: list[Tensor] = []
+    header = json.dumps(_encoded(content, tensors), allow_nan=False).encode()
+    digest = hashlib.sha256()
+    try:
+        with path.open("xb") as file:
+            for part in _parts(header, tensors):
+                digest.update(part)
+                file.write(part)
+            file.write(digest.digest())
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be written: {error.strerror or error}") from error
+
+
+def read(path: Path) -> Any:
+    """The content, if it is as it was written; else a CheckpointError names the file and what is wrong."""
+    try:
+        raw = bytearray(path.read_bytes())
+    except OSError as error:
+        raise CheckpointError(f"{path}: {error.strerror or error}") from error
+    if not raw.startswith(MAGIC):
+        raise CheckpointError(f"{path}: not a checkpoint of torch_admm, or its beginning is damaged")
+    if len(raw) < START + DIGEST or hashlib.sha256(memoryview(raw)[:-DIGEST]).digest() != raw[-DIGEST:]:
+        raise CheckpointError(f"{path}: damaged, its checksum does not match")
+    version = int.from_bytes(raw[len(MAGIC) : len(MAGIC) + 4], "little")
+    if version != VERSION:
+        raise CheckpointError(f"{path}: version {version} of the format; this torch_admm reads version {VERSION}")
+    end = START + int.from_bytes(raw[len(MAGIC) + 4 : START], "little")
+    try:
+        return _decoded(json.loads(raw[START:end].decode()), raw, _aligned(end))
+    except (ValueError, KeyError, TypeError, RuntimeError, RecursionError) as error:
+        raise CheckpointError(f"{path}: its checksum matches, but it makes no sense: {error}") from error
+
+
+def _parts(header: bytes, tensors: list[Tensor]) -> Iterator[bytes | memoryview]:
+    yield MAGIC + VERSION.to_bytes(4, "little") + len(header).to_bytes(8, "little") + header
+    place = START + len(header)
+    for tensor in tensors:
+        yield bytes(_aligned(place) - place)
+        raw = _bytes(tensor).numpy().data
+        yield raw
+        place = _aligned(place) + len(raw)
+
+
+def _encoded(value: Any, tensors: list[Tensor]) -> Any:
+    if isinstance(value, Tensor):
+        place = sum(_aligned(_size(t)) for t in tensors)
+        tensors.append(value.detach())
+        return {"tensor": [str(value.dtype).removeprefix("torch."), list(value.shape), place]}
+    if isinstance(value, dict):
+        return {"dict": [[_encoded(k, tensors), _encoded(v, tensors)] for k, v in value.items()]}
+    if isinstance(value, tuple):
+        return {"tuple": [_encoded(v, tensors) for v in value]}
+    if isinstance(value, list):
+        return [_encoded(v, tensors) for v in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return {"float": str(value)}
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    raise TypeError(f"a checkpoint holds tensors and plain values, not {type(value).__name__}")
+
+
+def _decoded(value: Any, raw: bytearray, start: int) -> Any:
+    if isinstance(value, list):
+        return [_decoded(v, raw, start) for v in value]
+    if not isinstance(value, dict):
+        return value
+    ((kind, inner),) = value.items()
+    return KINDS[kind](inner, raw, start)
+
+
+def _dict(inner: Any, raw: bytearray, start: int) -> dict[Any, Any]:
+    return {_decoded(k, raw, start): _decoded(v, raw, start) for k, v in inner}
+
+
+def _tuple(inner: Any, raw: bytearray, start: int) -> tuple[Any, ...]:
+    return tuple(_decoded(v, raw, start) for v in inner)
+
+
+def _float(inner: Any, raw: bytearray, start: int) -> float:
+    return float(inner)
+
+
+def _tensor(inner: Any, raw: bytearray, start: int) -> Tensor:
+    name, shape, place = inner
+    dtype, count = DTYPES[name], math.prod(shape)
+    if not count:
+        return torch.empty(shape, dtype=dtype)
+    return torch.frombuffer(raw, dtype=dtype, count=count, offset=start + place).view(shape)
+
+
+KINDS = {"dict": _dict, "tuple": _tuple, "float": _float, "tensor": _tensor}
+
+
+def _bytes(tensor: Tensor) -> Tensor:
+    return tensor.cpu().contiguous().reshape(-1).view(torch.uint8)
+
+
+def _size(tensor: Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
+
+
+def _aligned(place: int) -> int:
+    return -(-place // ALIGNMENT) * ALIGNMENT
