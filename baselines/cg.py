@@ -11,15 +11,14 @@ from torch import Tensor
 from torch.nn.utils import parameters_to_vector
 from torch.optim.optimizer import ParamsT
 
-from torch_admm import loss_of
-from torch_admm.arguments import non_negative, positive_int
+from torch_admm.arguments import fraction, non_negative, positive_int
 
-from .fullbatch import AbstractFullBatchMethod
 from .line_search import Point, StrongWolfe
+from .searching import AbstractSearchingMethod
 
 __all__ = ["CG", "ConjugateGradients"]
 
-C1, C2 = 1e-4, 0.1  # of the strong Wolfe conditions; a c2 this small keeps directions nearly conjugate
+C1 = 1e-4  # of the strong Wolfe conditions
 ORTHOGONAL = 0.5  # restart when successive gradients have more in common; Powell's 0.2 keeps nets near steepest descent
 DESCENT = 0.01  # restart when a direction goes down less than this share of what steepest descent would
 
@@ -34,15 +33,24 @@ class ConjugateGradients(torch.optim.Optimizer):
     """
 
     def __init__(
-        self, params: ParamsT, *, max_iter: int = 20, max_evals: int = 25, tolerance_grad: float = 1e-7
+        self,
+        params: ParamsT,
+        *,
+        max_iter: int = 20,
+        max_evals: int = 25,
+        c2: float = 0.1,
+        tolerance_grad: float = 1e-7,
     ) -> None:
         """A call of `step` makes up to `max_iter` iterations, of up to `max_evals` evaluations each.
 
-        It ends early where no entry of the gradient is larger than `tolerance_grad`, or where nothing goes down.
+        A search goes on until the slope has fallen to `c2` of what it was: a small one keeps directions nearly
+        conjugate. It ends early where no entry of the gradient is larger than `tolerance_grad`, or where nothing goes
+        down.
         """
         settings = {
             "max_iter": positive_int("max_iter", max_iter),
             "max_evals": positive_int("max_evals", max_evals),
+            "c2": _curvature(c2),
             "tolerance_grad": non_negative("tolerance_grad", tolerance_grad),
         }
         super().__init__(params, settings)
@@ -89,8 +97,8 @@ class ConjugateGradients(torch.optim.Optimizer):
             self._move(x + step * direction)
             return self._at(closure, step, direction)
 
-        limits = {"max_evals": self.param_groups[0]["max_evals"], "precision": torch.finfo(x.dtype).eps}
-        found = StrongWolfe(at, start, c1=C1, c2=C2, **limits).search(self._guess(slope))
+        limits = {name: self.param_groups[0][name] for name in ("max_evals", "c2")}
+        found = StrongWolfe(at, start, c1=C1, precision=torch.finfo(x.dtype).eps, **limits).search(self._guess(slope))
         self._move(x + found.step * direction)
         self._memory.clear()
         if found.step:
@@ -129,13 +137,32 @@ class ConjugateGradients(torch.optim.Optimizer):
 
 
 @final
-class CG(AbstractFullBatchMethod):
-    """Conjugate gradients with a strong Wolfe search on all rows; a sweep is one iteration with its line search."""
+class CG(AbstractSearchingMethod):
+    """Conjugate gradients with a strong Wolfe search; a sweep is one iteration on all rows, or an epoch of batches."""
 
-    def __init__(self, loss: Any, *, max_evals: int = 25) -> None:
-        """`max_evals` passes over the rows at most are spent on one sweep."""
-        self.loss = loss_of(loss)
-        self.max_evals = positive_int("max_evals", max_evals)
+    def __init__(
+        self,
+        loss: Any,
+        *,
+        max_evals: int = 25,
+        c2: float = 0.1,
+        batch_size: int | None = None,
+        hold: int = 5,
+        chunk_rows: int = 4096,
+        average: bool = False,
+    ) -> None:
+        """A search makes up to `max_evals` evaluations, until the slope has fallen to `c2` of what it was.
+
+        With `batch_size`, each batch serves `hold` iterations. Gradients are taken `chunk_rows` rows at a time.
+        """
+        super().__init__(loss, batch_size=batch_size, hold=hold, chunk_rows=chunk_rows, average=average)
+        self.max_evals, self.c2 = positive_int("max_evals", max_evals), _curvature(c2)
 
     def build(self) -> torch.optim.Optimizer:
-        return ConjugateGradients(self.model.parameters(), max_iter=1, max_evals=self.max_evals)
+        return ConjugateGradients(self.model.parameters(), max_iter=1, max_evals=self.max_evals, c2=self.c2)
+
+
+def _curvature(c2: Any) -> float:
+    if not C1 < fraction("c2", c2) < 1:
+        raise ValueError(f"c2 is {c2!r}; a number above {C1:g} and below 1 is expected")
+    return float(c2)

@@ -36,13 +36,12 @@ from .machine import about as about_machine
 from .methods import Settings, build, known_methods
 from .summary import Row, as_csv, as_text, summarise
 from .trials import FAILED, Trial, run_apart
+from .verdict import OURS, judge
 
-__all__ = ["Chosen", "Comparison", "choose", "compare", "main", "write_results"]
+__all__ = ["Chosen", "Comparison", "choose", "commands", "compare", "main", "shown", "write_results"]
 
 RESULTS = Path(__file__).parent / "results"
-METHODS = ("anchored", "bregman", "sgd", "adam", "lbfgs", "cg")
 DEFAULTS, GIVEN = "defaults", "given by --set"
-ALWAYS_DEFAULT = "anchored"
 
 
 @final
@@ -94,12 +93,12 @@ class Comparison:
         return Trial(self.problem, name, settings, seed, self.threads, self.seconds, self.targets, data)
 
 
-def compare(wanted: Comparison, out: Path, *, retry: bool = False, commands: Sequence[str] = ()) -> list[Row]:
+def compare(wanted: Comparison, out: Path, *, retry: bool = False) -> list[Row]:
     """Run what is missing in the folder `out`, write everything there, and give the summary."""
     machine, data = about_machine(), problems.load(wanted.problem, wanted.folder).fingerprint
     with Journal(out / "trials.jsonl") as journal:
         records = list(_run(wanted.trials(data), journal, wanted.folder, retry))
-    config = plain({**dataclasses.asdict(wanted), "data": data, "machine": machine, "commands": list(commands)})
+    config = plain({**dataclasses.asdict(wanted), "data": data, "machine": machine, "commands": list(commands(wanted))})
     config.pop("folder")
     return write_results(config, records, out)
 
@@ -168,7 +167,7 @@ def choose(
 def _chosen(name: str, given: Mapping[str, Settings], stored: Record, tuned: Path | None) -> Chosen:
     if name in given:
         return Chosen(given[name], GIVEN)
-    if name in stored and name != ALWAYS_DEFAULT:
+    if name in stored and name != OURS:
         found = stored[name]
         how = f"{found['trials']} trials, {found['how']['sampler']}, seed {found['how']['seed']}"
         return Chosen(found["settings"], f"search: {how}", found["how"]["command"])
@@ -210,7 +209,7 @@ def _value(text: str) -> Any:
 def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--problem", required=True, help=", ".join(problems.PROBLEMS))
-    parser.add_argument("--methods", nargs="+", default=list(METHODS), help=", ".join(known_methods()))
+    parser.add_argument("--methods", nargs="+", help=f"{', '.join(known_methods())}; the problem's unless given")
     parser.add_argument("--data-dir", type=Path, help="where the prepared files lie")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
@@ -225,16 +224,17 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 def _wanted(args: argparse.Namespace, out: Path) -> Comparison:
     task, given = problems.task(args.problem), parse_settings(args.set)
-    stray = [name for name in given if name not in args.methods]
+    methods = args.methods or task.methods
+    stray = [name for name in given if name not in methods]
     if stray:
-        raise ValueError(f"--set has {stray[0]!r}, which is not compared; compared are {', '.join(args.methods)}")
+        raise ValueError(f"--set has {stray[0]!r}, which is not compared; compared are {', '.join(methods)}")
     if args.settings is not None and not args.settings.exists():
         raise ValueError(f"{args.settings} does not exist; python -m baselines.search writes one")
     stored = [args.settings, out / "settings.json", RESULTS / args.problem / "settings.json"]
     tuned = next((path for path in stored if path is not None and path.exists()), stored[-1])
     return Comparison(
         args.problem,
-        choose(args.problem, args.methods, given, tuned),
+        choose(args.problem, methods, given, tuned),
         tuple(args.seeds),
         args.threads,
         args.seconds or task.seconds,
@@ -243,7 +243,7 @@ def _wanted(args: argparse.Namespace, out: Path) -> Comparison:
     )
 
 
-def _commands(wanted: Comparison) -> Iterator[str]:
+def commands(wanted: Comparison) -> Iterator[str]:
     """What gives these results from nothing, wherever the files are."""
     where = [] if wanted.folder is None else ["--data-dir", "DIR"]
     if wanted.folder is not None:
@@ -259,19 +259,28 @@ def _commands(wanted: Comparison) -> Iterator[str]:
     yield shlex.join(["python", "-m", "baselines.compare", *one, *many, *rest])
 
 
+def shown(problem: str, rows: Sequence[Row]) -> Iterator[str]:
+    """The table, and who won."""
+    yield as_text(rows)
+    found = judge(problems.task(problem), rows)
+    if found is not None:
+        yield ""
+        yield from found.lines()
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     args = arguments(argv)
     out = args.out or Path("runs") / args.problem
     try:
         wanted = _wanted(args, out)
-        rows = compare(wanted, out, retry=args.retry, commands=list(_commands(wanted)))
+        rows = compare(wanted, out, retry=args.retry)
     except (ValueError, OSError, ImportError) as error:
         print(error, file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("interrupted; the same command goes on from here", file=sys.stderr)
         return 130
-    print(as_text(rows))
+    print("\n".join(shown(wanted.problem, rows)))
     print(f"\nreport: {out / 'report.html'}")
     return 0
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, final
 
 from torch_admm import AbstractMethod, AnchoredADMM, BregmanADMM
@@ -15,7 +15,18 @@ from .cg import CG
 from .lbfgs import LBFGS
 from .sgd import SGD
 
-__all__ = ["METHODS", "AbstractSpace", "Choice", "Entry", "Log", "Settings", "build", "entry", "known_methods"]
+__all__ = [
+    "AVERAGE",
+    "METHODS",
+    "AbstractSpace",
+    "Choice",
+    "Entry",
+    "Log",
+    "Settings",
+    "build",
+    "entry",
+    "known_methods",
+]
 
 Settings = dict[str, Any]
 
@@ -67,6 +78,8 @@ class Entry:
     space: Mapping[str, AbstractSpace] = field(default_factory=dict)
     fixed: Mapping[str, Any] = field(default_factory=dict)
     losses: Mapping[str, str] = field(default_factory=dict)  # in place of the problem's
+    gradient: bool = True  # one of those that ADMM is compared with
+    starts: tuple[Settings, ...] = ()  # settings that served well on other data: a search begins with them
 
     @property
     def known(self) -> list[str]:
@@ -103,10 +116,40 @@ def adamw(
     return Adam(loss, lr=lr, betas=(0.9, beta2), decoupled=True, **options)  # type: ignore[arg-type]
 
 
+def sgd(
+    loss: Any,
+    *,
+    lr: float = 0.1,
+    momentum: float = 0.9,
+    nesterov: bool = False,
+    weight_decay: float = 0.0,
+    batch_size: int = 128,
+    average: bool = False,
+) -> AbstractMethod:
+    """SGD, where Nesterov's momentum may be asked for with any momentum, none included."""
+    options = {"weight_decay": weight_decay, "batch_size": batch_size, "average": average}
+    return SGD(loss, lr=lr, momentum=momentum, nesterov=nesterov and momentum != 0, **options)  # type: ignore[arg-type]
+
+
+def table(names: str, *rows: tuple[Any, ...]) -> tuple[Settings, ...]:
+    return tuple(dict(zip(names.split(), row, strict=True)) for row in rows)
+
+
 ADAM_SPACE: dict[str, AbstractSpace] = {
-    "lr": Log((1e-3, 3e-3, 1e-2, 2e-2, 4e-2)),
+    "lr": Log((5e-4, 1e-3, 3e-3, 1e-2, 2e-2, 4e-2)),
     "beta2": Choice((0.99, 0.999)),
-    "batch_size": Choice((64, 256, 1024, 4096)),
+    "batch_size": Choice((64, 128, 256, 512, 1024, 4096)),
+}
+ADAM_STARTS = table(
+    "lr beta2 batch_size",
+    *((1e-3, 0.999, 64), (5e-3, 0.999, 256), (0.01, 0.99, 1024), (0.02, 0.99, 4096), (0.02, 0.999, 1024)),
+    (0.04, 0.999, 1024),
+)
+SEARCHING_SPACE: dict[str, AbstractSpace] = {
+    "max_evals": Choice((4, 10, 25)),
+    "batch_size": Choice((None, 1024, 2048, 4096, 8192)),
+    "hold": Choice((1, 3, 5, 10, 20)),
+    "chunk_rows": Choice((1024, 4096, 16384)),
 }
 ANCHORED_SPACE: dict[str, AbstractSpace] = {
     "eta": Log((0.02, 0.04, 0.06, 0.1, 0.15)),
@@ -117,8 +160,8 @@ ANCHORED_SPACE: dict[str, AbstractSpace] = {
 }
 
 METHODS: dict[str, Entry] = {
-    "anchored": Entry(AnchoredADMM),  # nothing to search: this is the one that runs at its defaults
-    "anchored-tuned": Entry(AnchoredADMM, ANCHORED_SPACE),
+    "anchored": Entry(AnchoredADMM, gradient=False),  # nothing to search: this is the one that runs at its defaults
+    "anchored-tuned": Entry(AnchoredADMM, ANCHORED_SPACE, gradient=False),
     "bregman": Entry(
         BregmanADMM,
         {
@@ -128,19 +171,42 @@ METHODS: dict[str, Entry] = {
             "multiplier": Choice(("paper", "consistent", "none")),
         },
         losses={"logistic": "hinge"},  # the paper's
+        gradient=False,
     ),
     "sgd": Entry(
-        SGD,
+        sgd,
         {
             "lr": Log((0.03, 0.1, 0.3, 1.0, 3.0, 6.0)),
-            "momentum": Choice((0.0, 0.5, 0.9)),
-            "batch_size": Choice((32, 128, 512, 1024, 2048)),
+            "momentum": Choice((0.0, 0.5, 0.8, 0.9, 0.95)),
+            "nesterov": Choice((False, True)),
+            "batch_size": Choice((32, 64, 128, 256, 512, 1024, 2048)),
         },
+        starts=table(
+            "lr momentum nesterov batch_size",
+            *((0.1, 0.9, False, 128), (0.2, 0.9, True, 256), (0.3, 0.95, True, 512), (1.0, 0.5, False, 512)),
+            *((1.0, 0.9, False, 2048), (3.0, 0.5, False, 1024)),
+        ),
     ),
-    "adam": Entry(adam, ADAM_SPACE),
+    "adam": Entry(adam, ADAM_SPACE, starts=ADAM_STARTS),
     "adamw": Entry(adamw, {**ADAM_SPACE, "weight_decay": Log((1e-3, 1e-2, 1e-1))}),
-    "lbfgs": Entry(LBFGS, {"history_size": Choice((5, 10, 20, 50, 100))}),
-    "cg": Entry(CG, {"max_evals": Choice((4, 10, 25))}),
+    "lbfgs": Entry(
+        LBFGS,
+        {"history_size": Choice((5, 10, 20, 50, 100)), "lr": Log((0.3, 0.5, 1.0)), **SEARCHING_SPACE},
+        starts=table(
+            "history_size lr max_evals batch_size hold chunk_rows",
+            *((50, 1.0, 25, 2048, 5, 4096), (50, 1.0, 25, 8192, 10, 4096), (20, 1.0, 25, None, 1, 4096)),
+            *((10, 0.5, 10, 1024, 5, 1024), (100, 1.0, 10, None, 1, 4096)),
+        ),
+    ),
+    "cg": Entry(
+        CG,
+        {"c2": Log((0.03, 0.1, 0.3)), **SEARCHING_SPACE},
+        starts=table(
+            "c2 max_evals batch_size hold chunk_rows",
+            *((0.1, 4, 1024, 5, 4096), (0.1, 10, 4096, 20, 4096), (0.1, 25, None, 1, 4096), (0.3, 4, 4096, 10, 4096)),
+            (0.3, 10, None, 1, 4096),
+        ),
+    ),
 }
 
 
@@ -156,7 +222,7 @@ def entry(name: str) -> Entry:
     found = METHODS[name.removesuffix(AVERAGE)]
     if not name.endswith(AVERAGE):
         return found
-    return Entry(found.make, found.space, {**found.fixed, "average": True}, found.losses)
+    return replace(found, fixed={**found.fixed, "average": True})
 
 
 def build(name: str, loss: str, settings: Mapping[str, Any]) -> AbstractMethod:

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch_admm import AbstractMethod, Problem
 from torch_admm.problem import Weights
 
-__all__ = ["InParts"]
+__all__ = ["RARER", "InParts"]
 
 EVERY, RARER = 0.01, 0.03  # a slice takes so many seconds, later such a share of the time so far
 
@@ -24,9 +24,9 @@ class InParts(AbstractMethod):
     batches, full-batch methods between two sweeps. `measures` gives the epochs so far, sweeps for full-batch methods.
     """
 
-    def __init__(self, method: AbstractMethod, rows: Any) -> None:
+    def __init__(self, method: AbstractMethod, rows: Any, rarer: float = RARER) -> None:
         """Train on `rows`, whatever rows `fit` has: its own may then be a sample, cheap to evaluate so often."""
-        self.method, self.loss, self.rows = method, method.loss, _RowsInParts(rows)
+        self.method, self.loss, self.rows, self.rarer = method, method.loss, _RowsInParts(rows), rarer
         self.seconds, self.sweeps = 0.0, 0
 
     def init(self, problem: Problem, rows: Any, *, batch_size: int | None, seed: int) -> None:
@@ -35,7 +35,7 @@ class InParts(AbstractMethod):
 
     def step(self) -> None:
         begin = perf_counter()
-        self.rows.end = begin + max(EVERY, RARER * self.seconds)
+        self.rows.end = begin + max(EVERY, self.rarer * self.seconds)
         self._sweep()
         while perf_counter() < self.rows.end:
             self._sweep()

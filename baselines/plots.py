@@ -27,7 +27,7 @@ COLOURS = {
     "cg": "#000000",
 }
 VARIANTS = {"": "-", "-tuned": "--", "+average": (0, (5, 1, 1, 1))}
-MARKERS = "osD^vPX<>hp"
+MARKERS = "osD^vPX<>hp*d"
 IN_THE_PAPER = {"ADMM": "bregman", "SGD": "sgd", "L-BFGS": "lbfgs", "CG": "cg"}
 SIZE = (8.6, 4.6)
 
@@ -91,6 +91,8 @@ def time_over_ranks(title: str, problem: str, target: float, rows: Sequence[Row]
             axes.vlines(at, s.low, s.high if math.isfinite(s.high) else s.median, color=look["color"], linewidth=1)
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
+    if not any(math.isfinite(row.seconds[f"{target:g}"].median) for row in rows) and not cores:
+        axes.set_ylim(0.1, 10.0)  # a logarithmic axis of nothing cannot be drawn
     axes.set_xticks(ranks, [f"{r:,}" for r in ranks])
     axes.set_xlim(2 ** (-0.15 * doublings - 0.2), max(ranks, default=1) * 2 ** (0.15 * doublings))
     axes.set(

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import final
+from typing import Literal, final
 
 import numpy as np
 import torch
@@ -29,10 +29,22 @@ class Task:
     targets: tuple[float, ...]
     seconds: float
     standardise: bool = False  # raw physical units: by mean and scale of the training rows, for all methods alike
+    batch: int | Literal["any", "all"] = "any"  # rows of a batch, for all methods alike; "any" leaves it to each
+    ratio: float | None = None  # AnchoredADMM ought to be so many times as fast as its best tuned rival
+    methods: tuple[str, ...] = ("anchored", "bregman", "sgd", "adam", "lbfgs", "cg")  # that are compared
 
     @property
     def net(self) -> str:
         return "-".join(map(str, self.widths))
+
+    @property
+    def settled(self) -> tuple[str, ...]:
+        """Settings that no method may choose here."""
+        return {"any": (), "all": ("batch_size", "hold")}.get(str(self.batch), ("batch_size",))
+
+    def batch_size(self, rows: int) -> int | None:
+        """For `fit`, where there are so many rows."""
+        return {"any": None, "all": rows}[self.batch] if isinstance(self.batch, str) else self.batch
 
 
 @final
@@ -51,10 +63,19 @@ class Data:
         return f"{len(self.train[0])}+{len(self.test[0])}x{self.train[0].shape[1]}-{crc:08x}"
 
 
+ANY_BATCH, FULL_BATCH = ("anchored", "sgd", "adam", "lbfgs", "cg"), ("anchored", "lbfgs", "cg")
+
 PROBLEMS: dict[str, Task] = {
-    "higgs": Task("higgs", (28, 300, 1), "logistic", (0.64, 0.70), 3.0, standardise=True),
-    "svhn": Task("svhn", (648, 100, 50, 1), "logistic", (0.95, 0.97), 3.0),
-    "mnist": Task("mnist", (784, 256, 10), "cross_entropy", (0.97,), 6.0),
+    "higgs": Task("higgs", (28, 300, 1), "logistic", (0.64, 0.70), 3.0, standardise=True, ratio=1.5),
+    "svhn": Task("svhn", (648, 100, 50, 1), "logistic", (0.95, 0.97), 3.0, ratio=1.0),
+    "mnist": Task("mnist", (784, 256, 10), "cross_entropy", (0.97,), 4.0, ratio=1.0),
+    # what many processes would use
+    "mnist-4096": Task(
+        "mnist", (784, 256, 10), "cross_entropy", (0.97,), 4.0, batch=4096, ratio=2.0, methods=ANY_BATCH
+    ),
+    "higgs-full": Task(
+        "higgs", (28, 300, 1), "logistic", (0.69,), 10.0, True, batch="all", ratio=2.0, methods=FULL_BATCH
+    ),
     "fashion-mnist": Task("fashion-mnist", (784, 256, 10), "cross_entropy", (0.87,), 6.0),
     "digits": Task("digits", (64, 64, 10), "cross_entropy", (0.95,), 1.0),
 }

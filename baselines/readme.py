@@ -1,4 +1,4 @@
-"""README's table of the comparison, from baselines/results; `benchmarks.readme` puts it there.
+"""README's tables of the comparison, from baselines/results; `benchmarks.readme` puts them there.
 
 python -m baselines.readme
 """
@@ -6,71 +6,131 @@ python -m baselines.readme
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
+from .journal import Record
 from .methods import known_methods
-from .problems import task
-from .published import PUBLISHED
+from .problems import PROBLEMS, task
+from .published import NOTES, PUBLISHED, Published
+from .summary import Row, loaded
+from .verdict import Duel, accuracy, highest, judge, settings_text, shown
 
-__all__ = ["compare"]
+__all__ = ["compare", "time_to_accuracy"]
 
 RESULTS = Path(__file__).parent / "results"
+NOTHING = "No results are stored yet: `make results` makes them."
+
+
+def time_to_accuracy(results: Path = RESULTS) -> str:
+    """Ours at its defaults against the best tuned rival of each problem that aims at a ratio."""
+    head = ["problem, target", "ours, no tuning", "best tuned rival", "ratio (aimed at)", "best plain rival", "ratio"]
+    lines = [_verdict(name, rows) for name, _, rows in stored(results) if task(name).ratio is not None]
+    return _table([*head, "best accuracy, ours and rivals", "verdict"], lines) if lines else NOTHING
+
+
+def _verdict(name: str, rows: Sequence[Row]) -> list[str]:
+    found = judge(task(name), rows)
+    assert found is not None, f"{name} has been stored without ours or without rivals"
+    plain = ["", ""] if found.plain is None else _cells(found.plain)
+    rival, ratio = _cells(found.allowed)
+    return [
+        f"{name} {task(name).net}, {float(highest(found.ours)):.0%}",
+        shown(found.allowed.ours),
+        *(rival, f"{ratio} ({task(name).ratio:g})", *plain),
+        f"{accuracy(found.ours):.2%}, {accuracy(found.most_accurate):.2%}",
+        f"**short** in {' and '.join(found.short)}" if found.short else "reached",
+    ]
+
+
+def _cells(duel: Duel) -> list[str]:
+    words = f"{duel.rival.method} {settings_text(duel.rival.settings)}: {shown(duel.seconds)}"
+    return [words, f"{duel.ratio:.2f}" if 0 <= duel.ratio < float("inf") else "ours only" if duel.ratio > 0 else "none"]
 
 
 def compare(results: Path = RESULTS) -> str:
-    """For each problem and target the medians of all methods and the paper's figures, and the best accuracies."""
-    found = [_load(path.parent) for path in sorted(results.glob("*/summary.json"))]
-    present = {row["method"] for _, rows in found for row in rows}
-    methods = [name for name in known_methods() if name in present]
-    lines = [["", *methods], ["---"] * (len(methods) + 1)]
-    for config, rows in found:
-        lines += _lines(config, {row["method"]: row for row in rows if row["ranks"] == 1}, methods)
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    """For each method the medians at all targets of all problems; the paper's figures below."""
+    columns = [c for name, config, rows in stored(results) for c in _columns(name, config, rows)]
+    if not columns:
+        return NOTHING
+    present = {method for column in columns for method in column.rows}
+    lines = [[f"`{m}`", *(column.cell(m) for column in columns)] for m in known_methods() if m in present]
+    paper = {p.method: _words(p) for column in columns for p in column.published}
+    for method, words in paper.items():
+        cells = [next((f"_{p.shown}_" for p in c.published if p.method == method), "") for c in columns]
+        lines.append([words, *cells])
+    notes = [f"\n{name}: {NOTES[name]}" for name in dict.fromkeys(c.problem for c in columns) if name in NOTES]
+    return "\n".join([_table(["", *(c.title for c in columns)], lines), *notes])
 
 
-def _load(folder: Path) -> tuple[Any, Any]:
-    config, summary = (json.loads((folder / f"{n}.json").read_text(encoding="utf-8")) for n in ("config", "summary"))
-    return config, summary
+def _words(p: Published) -> str:
+    return f"_{p.method} in the paper, on a {'cluster' if p.cores else 'GPU'}_"
 
 
-def _lines(config: Any, rows: dict[str, Any], methods: Sequence[str]) -> Iterator[list[str]]:
-    problem = config["problem"]
+class Column(NamedTuple):
+    """Seconds to one target of a problem, and at its highest the best accuracies, too."""
+
+    problem: str
+    target: float
+    seconds: float  # that each had
+    rows: dict[str, Row]
+
+    @property
+    def is_last(self) -> bool:
+        return self.target == max(float(t) for row in self.rows.values() for t in row.seconds)
+
+    @property
+    def published(self) -> list[Published]:
+        return [p for p in PUBLISHED.get(self.problem, []) if p.target == self.target]
+
+    @property
+    def title(self) -> str:
+        more = f", and best accuracy in {self.seconds:g} s" if self.is_last else ""
+        return f"{self.problem} {task(self.problem).net}, {self.target:.0%}{more}"
+
+    def cell(self, method: str) -> str:
+        """The best in bold; nothing for who did not take part."""
+        if method not in self.rows:
+            return ""
+        time = self._marked(method, self._time, min, shown)
+        if not self.is_last or self.rows[method].best_accuracy is None:
+            return time
+        return f"{time}, {self._marked(method, accuracy, max, '{:.2%}'.format)}"
+
+    def _marked(
+        self, method: str, value: Callable[[Row], float], best: Callable[..., float], form: Callable[[float], str]
+    ) -> str:
+        mine, text = value(self.rows[method]), form(value(self.rows[method]))
+        return f"**{text}**" if mine == best(map(value, self.rows.values())) and text != "never" else text
+
+    def _time(self, row: Row) -> float:
+        return row.seconds[f"{self.target:g}"].median
+
+
+def _columns(name: str, config: Record, rows: Sequence[Row]) -> Iterator[Column]:
     for target in config["targets"]:
-        times = [_median(rows.get(name), "seconds", f"{target:g}") for name in methods]
-        yield [f"{problem} {task(problem).net}, {target:.0%}", *_marked(times, min, "{:.3f} s", "never")]
-        published = {p.method: p.shown for p in PUBLISHED.get(problem, []) if p.target == target}
-        if published:
-            words = [published.get(IN_THE_PAPER.get(name, ""), "") for name in methods]
-            yield [
-                f"{problem}, {target:.0%}, the paper's figures, on its machines",
-                *(f"_{w}_" if w else "" for w in words),
-            ]
-    accuracies = [_median(rows.get(name), "best_accuracy") for name in methods]
-    yield [f"{problem}, best test accuracy in {config['seconds']:g} s", *_marked(accuracies, max, "{:.2%}", "")]
+        yield Column(name, target, config["seconds"], {row.method: row for row in rows if row.ranks == 1})
 
 
-IN_THE_PAPER = {"bregman": "ADMM", "sgd": "SGD", "lbfgs": "L-BFGS", "cg": "CG"}
+def stored(results: Path) -> Iterator[tuple[str, Record, list[Row]]]:
+    """Problem, configuration and summary of each that has been run."""
+    for name in PROBLEMS:
+        files = [results / name / f"{part}.json" for part in ("config", "summary")]
+        if all(file.exists() for file in files):
+            config, summary = (json.loads(file.read_text(encoding="utf-8")) for file in files)
+            yield name, config, loaded(summary)
 
 
-def _median(row: Any, *path: str) -> float | str | None:
-    """None for never, a word for a method that did not take part."""
-    if row is None:
-        return "-"
-    for key in path:
-        row = row[key]
-    median: float | None = None if row is None else row["median"]
-    return median
+def _table(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
+    return "\n".join("".join(f"| {cell} " if cell else "| " for cell in line) + "|" for line in _ruled(head, lines))
 
 
-def _marked(values: Sequence[float | str | None], best: Any, form: str, never: str) -> list[str]:
-    """The best in bold."""
-    numbers = [v for v in values if isinstance(v, float)]
-    winner = best(numbers) if numbers else None
-    texts = [never if v is None else v if isinstance(v, str) else form.format(v) for v in values]
-    return [f"**{text}**" if v == winner and v is not None else text for v, text in zip(values, texts, strict=True)]
+def _ruled(head: Sequence[str], lines: Sequence[Sequence[str]]) -> Iterator[Sequence[str]]:
+    yield head
+    yield ["---"] * len(head)
+    yield from lines
 
 
 if __name__ == "__main__":
-    print(compare())
+    print(time_to_accuracy(), compare(), sep="\n\n")

@@ -11,6 +11,7 @@ from .journal import Record
 from .problems import task
 from .published import NOTES, PUBLISHED
 from .summary import Row, cells, titles
+from .verdict import judge
 
 __all__ = ["page"]
 
@@ -36,7 +37,7 @@ def page(about: Record, records: Sequence[Record], rows: Sequence[Row], figures:
     body = [
         f"<h1>{_text(title)}</h1>",
         f"<p>{_text(_opening(about, records))}</p>",
-        *_section("Result", [_table(titles(rows), (cells(row) for row in rows)), _verdict(rows)]),
+        *_section("Result", [_table(titles(rows), (cells(row) for row in rows)), _verdict(about["problem"], rows)]),
         *_section("Figures", [f"<figure>{_svg(path)}</figure>" for _, path in figures]),
         *_published(about["problem"]),
         *_section("Settings", [_table(["method", "settings", "where from"], _settings(about))]),
@@ -60,21 +61,13 @@ def _many(count: int, what: str) -> str:
     return f"{count} {what}" if count == 1 else f"{count} {what}s"
 
 
-def _verdict(rows: Sequence[Row]) -> str:
+def _verdict(problem: str, rows: Sequence[Row]) -> str:
     """Who won, said plainly, and where ours stands."""
-    ours = next((row for row in rows if row.method == "anchored"), None)
-    rivals = [row for row in rows if not row.method.startswith(("anchored", "bregman"))]
-    if ours is None or not rivals:
+    found = judge(task(problem), rows)
+    if found is None:
         return ""
-    highest, best = max(ours.seconds, key=float), rivals[0]
-    mine, theirs = ours.seconds[highest].median, best.seconds[highest].median
-    if mine == theirs == float("inf"):
-        return f'<p class="note">Neither anchored nor any rival got to {highest}.</p>'
-    word = "faster" if mine < theirs else "slower"
-    times = max(mine, theirs) / min(mine, theirs)
-    much = "the other never got there" if times == float("inf") else f"by a factor of {times:.2f}"
-    rival = f"{word} than the best rival, {_text(best.method)}: {much}"
-    return f"<p><b>To {highest}, anchored at its defaults is {rival}.</b></p>"
+    lines = "".join(f"<li>{_text(line)}</li>" for line in found.lines())
+    return f"<p><b>{_text(found.sentence)}</b></p><ul>{lines}</ul>"
 
 
 def _published(problem: str) -> Iterable[str]:

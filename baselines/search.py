@@ -6,10 +6,13 @@
 
 A trial trains from one seed until the highest target, and counts by its seconds; those that do not get there come
 after, by their best accuracy. Every method has `--trials` or `--budget` seconds on the wall, whichever ends first; then
-its best three settings are tried from two more seeds, and the best median wins. `--sampler tpe` is Optuna's; `grid`
-takes all combinations in a random order, and so does `tpe` where there are choices only, without a scale to learn from.
-`--jobs` run at a time, each with its share of the threads, which makes times comparable with one another but not with
-those of a quiet machine.
+its best few settings are tried from two more seeds, and the best median wins. A search begins with settings that served
+on other data; then `--sampler tpe` is Optuna's, and `grid` takes all combinations in a random order, as does `tpe`
+where there are choices only, without a scale to learn from.
+A trial may take 1.5 times the best time of any method so far, but a third of `--seconds` at least. It is given up where
+it is less accurate than the median of its method's earlier trials was at that time (Golovin et al., Google Vizier, KDD
+2017). `--jobs` run at a time, each with its share of the threads, which makes times comparable with one another but not
+with those of a quiet machine.
 
 Finished trials stand in OUT/search.jsonl at once: the same command goes on where a killed one was. The best settings go
 to OUT/settings.json, with the machine, versions, seed and budget; `python -m baselines.compare --settings` takes them.
@@ -36,17 +39,17 @@ from tqdm.auto import tqdm
 
 from torch_admm.arguments import positive, positive_int
 
-from . import problems
+from . import pace, problems
 from .journal import Journal, Record
 from .machine import about
-from .methods import METHODS, Settings, entry, known_methods
+from .methods import METHODS, AbstractSpace, Settings, entry, known_methods
 from .samplers import SAMPLERS, score, seconds_of
 from .trials import Trial, run_apart
 
 __all__ = ["Search", "best_of", "search"]
 
-FINALISTS = 3  # settings that are tried with further seeds
-PATIENCE, LEAST = 2.5, 1.0  # a trial may take so many times the best time so far, but has at least so many seconds
+FINALISTS = 2  # settings that are tried with further seeds
+PATIENCE, LEAST = 1.5, 1 / 3  # a trial may take so many times the best time so far, but such a share of all it may have
 
 
 @final
@@ -87,9 +90,19 @@ class Search:
         return max(1, self.threads // self.jobs)
 
     def trial(self, method: str, settings: Settings, seconds: float, data: str) -> Trial:
-        return Trial(
-            self.problem, method, settings, self.seed, self.share, seconds, (self.target,), data, to_the_end=False
-        )
+        about = (self.problem, method, settings, self.seed, self.share, seconds, (self.target,), data)
+        return Trial(*about, to_the_end=False)
+
+    def space(self, method: str) -> dict[str, AbstractSpace]:
+        """What the problem leaves open."""
+        settled = problems.task(self.problem).settled
+        return {name: space for name, space in entry(method).space.items() if name not in settled}
+
+    def starts(self, method: str) -> list[Settings]:
+        """What is tried first, each but once."""
+        space = self.space(method)
+        cut = [{name: start[name] for name in space} for start in entry(method).starts]
+        return [start for number, start in enumerate(cut) if start not in cut[:number]]
 
 
 def search(wanted: Search, out: Path, *, show: bool = True) -> Record:
@@ -109,19 +122,22 @@ def search(wanted: Search, out: Path, *, show: bool = True) -> Record:
 
 def _search_one(wanted: Search, method: str, data: str, journal: Journal, show: bool) -> None:
     """Ask, run up to `jobs` at a time, tell; the journal is written by this thread only."""
-    sampler = SAMPLERS[wanted.sampler](entry(method).space, wanted.seed)
+    sampler = SAMPLERS[wanted.sampler](wanted.space(method), wanted.seed)
     done = [r for r in _mine(wanted, method, data, journal.records) if r["seed"] == wanted.seed]
     for record in done:
         sampler.tell(record["settings"], record)
+    starts = [start for start in wanted.starts(method) if start not in [r["settings"] for r in done]]
     bar = tqdm(
         total=wanted.trials, initial=len(done), desc=f"{method:16}", unit="trial", disable=None if show else True
     )
     with bar, ThreadPoolExecutor(wanted.jobs) as pool:
         running: set[Future[Record]] = set()
-        asking = iter(lambda: None if _used_up(wanted, done, len(running)) else sampler.ask(), None)
+        more = itertools.chain(starts, iter(sampler.ask, None))
+        asking = iter(lambda: None if _used_up(wanted, done, len(running)) else next(more, None), None)
         while True:
             for settings in itertools.islice(asking, wanted.jobs - len(running)):
-                trial = wanted.trial(method, settings, _allowed(wanted, done), data)
+                trial = wanted.trial(method, settings, _allowed(wanted, data, journal.records), data)
+                trial = dataclasses.replace(trial, marks=pace.marks(done))
                 running.add(pool.submit(run_apart, trial, wanted.folder))
             if not running:
                 return
@@ -139,7 +155,7 @@ def _confirm(wanted: Search, method: str, data: str, journal: Journal) -> None:
     mine = _mine(wanted, method, data, journal.records)
     first = sorted((r for r in mine if r["seed"] == wanted.seed), key=score)
     finalists = list({_text(r["settings"]): r["settings"] for r in first}.values())[:FINALISTS]
-    done, allowed = {(_text(r["settings"]), r["seed"]) for r in mine}, _allowed(wanted, first)
+    done, allowed = {(_text(r["settings"]), r["seed"]) for r in mine}, _allowed(wanted, data, journal.records)
     missing = [(s, seed) for s in finalists for seed in wanted.further_seeds if (_text(s), seed) not in done]
     trials = [dataclasses.replace(wanted.trial(method, s, allowed, data), seed=seed) for s, seed in missing]
     with ThreadPoolExecutor(wanted.jobs) as pool:
@@ -148,7 +164,8 @@ def _confirm(wanted: Search, method: str, data: str, journal: Journal) -> None:
 
 
 def _keep(journal: Journal, record: Record) -> Record:
-    return journal.append({k: v for k, v in record.items() if k != "curve"})
+    kept = {name: value for name, value in record.items() if name not in ("curve", "marks")}
+    return journal.append({**kept, "by_then": pace.by_then(record["curve"])})
 
 
 def _text(settings: Settings) -> str:
@@ -162,15 +179,20 @@ def _used_up(wanted: Search, done: list[Record], running: int) -> bool:
     return enough or (wanted.budget is not None and spent >= wanted.budget)
 
 
-def _allowed(wanted: Search, done: list[Record]) -> float:
-    best = min((seconds_of(r) for r in done), default=math.inf)
-    return min(wanted.seconds, max(LEAST, PATIENCE * best))
+def _allowed(wanted: Search, data: str, records: list[Record]) -> float:
+    """Whichever method the best time is of: a setting that takes much longer is not the best rival."""
+    best = min((seconds_of(r) for r in _ours(wanted, data, records)), default=math.inf)
+    return min(wanted.seconds, max(LEAST * wanted.seconds, PATIENCE * best))
 
 
 def _mine(wanted: Search, method: str, data: str, records: list[Record]) -> list[Record]:
-    """Those of this search, also from earlier runs of it."""
-    names = ("problem", "method", "threads", "targets", "data")
-    same, seeds = (wanted.problem, method, wanted.share, [wanted.target], data), (wanted.seed, *wanted.further_seeds)
+    """Those of one method, also from earlier runs of this search."""
+    return [r for r in _ours(wanted, data, records) if r["method"] == method]
+
+
+def _ours(wanted: Search, data: str, records: list[Record]) -> list[Record]:
+    names, seeds = ("problem", "threads", "targets", "data"), (wanted.seed, *wanted.further_seeds)
+    same = (wanted.problem, wanted.share, [wanted.target], data)
     return [r for r in records if same == tuple(r[k] for k in names) and r["seed"] in seeds]
 
 

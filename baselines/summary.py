@@ -13,7 +13,7 @@ from typing import Any, final
 
 from .journal import Record
 
-__all__ = ["COLUMNS", "Row", "Spread", "as_csv", "as_text", "cells", "summarise"]
+__all__ = ["COLUMNS", "Row", "Spread", "as_csv", "as_text", "cells", "loaded", "summarise"]
 
 
 @final
@@ -68,6 +68,21 @@ def summarise(records: Sequence[Record]) -> list[Row]:
         groups.setdefault((record["method"], record["ranks"]), []).append(record)
     rows = [_row(group) for group in groups.values()]
     return sorted(rows, key=_order)
+
+
+def loaded(stored: Sequence[Record]) -> list[Row]:
+    """Rows as they were before they became JSON, which has no infinity."""
+    return [Row(**{name: _loaded(name, value) for name, value in row.items()}) for row in stored]
+
+
+def _loaded(name: str, value: Any) -> Any:
+    if name in ("seconds", "epochs"):
+        return {target: _spread(part) for target, part in value.items()}
+    return _spread(value) if name in ("best_accuracy", "memory_mib") and value is not None else value
+
+
+def _spread(stored: Record) -> Spread:
+    return Spread(**{name: math.inf if value is None else value for name, value in stored.items()})
 
 
 def _order(row: Row) -> tuple[float, float]:

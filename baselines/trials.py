@@ -14,7 +14,7 @@ import multiprocessing
 import signal
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from multiprocessing.connection import Connection
@@ -32,17 +32,18 @@ from . import problems
 from .journal import Record, plain
 from .machine import fresh_peak_mib, peak_mib, versions
 from .methods import Settings, build
-from .parts import InParts
+from .parts import RARER, InParts
 
-__all__ = ["DIVERGED", "FAILED", "REACHED", "TIMED_OUT", "Trial", "Watch", "run", "run_apart"]
+__all__ = ["DIVERGED", "FAILED", "GIVEN_UP", "REACHED", "TIMED_OUT", "Trial", "Watch", "run", "run_apart"]
 
-REACHED, TIMED_OUT, DIVERGED, FAILED = "reached", "timed out", "diverged", "failed"
+REACHED, TIMED_OUT, GIVEN_UP, DIVERGED, FAILED = "reached", "timed out", "given up", "diverged", "failed"
 
 SAMPLE = 2_000  # training rows whose loss is recorded: evaluating all, so often, would take longer than training
 WARM_UP_ROWS, WARM_UP_SECONDS = 4_096, 0.1
 PATIENCE, GRACE = 20.0, 60.0  # seconds on the wall that a trial may take: so many times its own, and so many more
 SLOW_TO_LOAD = ("sklearn.datasets", "h5py")  # what reads data; the server loads it once, where it is there
 TELL_EVERY = 0.25  # seconds between two lines of live progress
+RARELY = 0.06  # of its time so far, between two looks at a trial of a search: coarser than what is published
 
 Watch = Callable[[float, float], None]  # seconds and accuracy so far
 
@@ -62,6 +63,7 @@ class Trial:
     data: str  # fingerprint
     to_the_end: bool = True  # for the whole time, not only until the target
     ranks: int = 1
+    marks: tuple[tuple[float, float], ...] = ()  # (seconds, accuracy): given up unless it has got so far by then
 
     @property
     def key(self) -> str:
@@ -148,14 +150,15 @@ def _train(
     model, method = problems.network(task.widths, trial.seed), build(trial.method, task.loss, trial.settings)
     x, y = (values[:rows] for values in data.train)
     train = rows_of((x, y), from_module(model, method.loss))
-    stop: list[AbstractStop] = [TimeBudget(seconds)]
+    stop: list[AbstractStop] = [TimeBudget(seconds), _Behind(trial.marks)]
     if not trial.to_the_end:
         stop.append(Target(max(trial.targets)))
     return fit(
         model,
         (x[:SAMPLE], y[:SAMPLE]),
-        InParts(method, train),
+        InParts(method, train, RARER if trial.to_the_end else RARELY),
         max_sweeps=sys.maxsize,
+        batch_size=task.batch_size(len(x)),
         evaluate=data.test,
         stop=stop,
         sinks=[_Tell(watch)] if watch else (),
@@ -167,9 +170,8 @@ def _measured(trial: Trial, result: torch_admm.Result) -> Record:
     curve = [[r["seconds"], r["epochs"], r["test_accuracy"], r["loss"]] for r in result.history]
     reached = {f"{target:g}": _first(curve, target) for target in trial.targets}
     there = reached[f"{max(trial.targets):g}"] is not None
-    outcome = DIVERGED if result.outcome is Outcome.NON_FINITE else REACHED if there else TIMED_OUT
     return {
-        "outcome": outcome,
+        "outcome": ENDINGS.get(result.outcome, REACHED if there else TIMED_OUT),
         "message": result.message,
         "reached": reached,
         "best_accuracy": result.best["test_accuracy"],
@@ -177,6 +179,9 @@ def _measured(trial: Trial, result: torch_admm.Result) -> Record:
         "epochs": result.history[-1]["epochs"],
         "curve": [[float(f"{v:.5g}") for v in row] for row in curve],
     }
+
+
+ENDINGS = {Outcome.NON_FINITE: DIVERGED, Outcome.PATIENCE: GIVEN_UP}
 
 
 def _first(curve: list[list[float]], target: float) -> list[float] | None:
@@ -190,6 +195,19 @@ def _failure(message: str) -> Record:
 
 def _ending(code: int | None) -> str:
     return f"signal {signal.Signals(-code).name}" if code is not None and code < 0 else f"exit code {code}"
+
+
+@final
+class _Behind(AbstractStop):
+    """Ends a trial that has not got as far as it should have by some time."""
+
+    def __init__(self, marks: Sequence[tuple[float, float]]) -> None:
+        self.marks = marks
+
+    def check(self, history: Sequence[torch_admm.record.Row], monitor: str) -> Outcome | None:
+        now = history[-1]["seconds"]
+        wanted = max((accuracy for seconds, accuracy in self.marks if seconds <= now), default=0.0)
+        return Outcome.PATIENCE if max(row[monitor] for row in history) < wanted else None
 
 
 @final

@@ -1,4 +1,4 @@
-"""Writes the tables of README.md and docs/anchored.md from benchmarks/results; a test checks that they agree.
+"""Writes the tables of README.md and docs/anchored.md from stored results; a test checks that they agree.
 
 python -m benchmarks.readme
 """
@@ -8,8 +8,11 @@ from __future__ import annotations
 import json
 import re
 import statistics
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from baselines import readme as comparison
 
 ROOT = Path(__file__).parent.parent
 PAGES = (ROOT / "README.md", ROOT / "docs" / "anchored.md")
@@ -53,26 +56,16 @@ def kernels() -> str:
     return "\n".join(lines)
 
 
-def seconds(value: float | None) -> str:
-    return "never" if value is None else f"{value:.3f} s"
-
-
-def time_to_accuracy() -> str:
+def baselines() -> str:
+    figures = load("baselines")
     lines = [
-        "| problem, target | ours, no tuning | best tuned rival | ratio (aimed at) | best plain rival | ratio "
-        "| best accuracy, ours and rivals |",
-        "| --- | --- | --- | --- | --- | --- | --- |",
+        "| method | net, rows | ours | by hand | ratio (at most) | losses in float64 |",
+        "| --- | --- | --- | --- | --- | --- |",
     ]
-    for path in sorted((ROOT / "benchmarks" / "results").glob("time_to_accuracy_*.json")):
-        for name, result in json.loads(path.read_text(encoding="utf-8"))["results"].items():
-            problem, v = result["problem"], result["verdict"]
-            net = "-".join(map(str, problem["widths"]))
-            cells = [f"{name} {net}, {problem['target']:.0%}", seconds(v["ours"]["seconds"])]
-            for pool, aim in (("averaging_allowed", f" ({problem['ratio']:g})"), ("plain", "")):
-                ratio = "ours only" if v[pool]["seconds"] is None else f"{v[pool]['ratio']:.2f}"
-                cells += [f"{v[pool]['name']}: {seconds(v[pool]['seconds'])}", f"{ratio}{aim}"]
-            cells.append(f"{v['ours']['best_accuracy']:.2%}, {v['most_accurate_rival']['best_accuracy']:.2%}")
-            lines.append(f"| {' | '.join(cells)} |")
+    for r in figures["results"]:
+        losses = ", ".join(f"{loss:.7f}" for loss in r.get("losses", []))
+        cells = f"{r['ours'] * 1e3:.3f} ms | {r['by_hand'] * 1e3:.3f} ms | {r['ratio']:.2f} ({figures['target']:g})"
+        lines.append(f"| {r['method']} | {r['problem']} {r['net']}, {r['rows']:,} | {cells} | {losses} |")
     return "\n".join(lines)
 
 
@@ -100,7 +93,10 @@ def ablation() -> str:
     return "\n".join(lines)
 
 
-TABLES = {f.__name__: f for f in (bregman, kernels, time_to_accuracy, steps, ablation)}
+TABLES: dict[str, Callable[[], str]] = {
+    **{f.__name__: f for f in (bregman, kernels, steps, ablation)},
+    **{"time_to_accuracy": comparison.time_to_accuracy, "compare": comparison.compare},
+}
 
 
 def rendered(text: str) -> str:

@@ -21,7 +21,7 @@ from baselines import compare, problems
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--methods", nargs="+", default=list(compare.METHODS))
+    parser.add_argument("--methods", nargs="+", default=list(problems.task("digits").methods))
     parser.add_argument("--seeds", nargs="+", default=["1", "2", "3"])
     parser.add_argument("--seconds", default="0.7", help="of training for every method and seed")
     parser.add_argument("--threads", default="1", help="more do not pay on a net this small")

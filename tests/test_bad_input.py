@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from baselines import LBFGS, SGD
+from baselines import SGD
 from tests.helpers import blobs, net
 from torch_admm import BregmanADMM, Patience, Target, TimeBudget, Tolerance, fit
 
@@ -93,7 +93,6 @@ DATA: dict[str, tuple[dict[str, Any], str]] = {
         given(method=BregmanADMM(), batch_size=8),
         r"batch_size is 8, but BregmanADMM works on all rows at once",
     ),
-    "batches for L-BFGS": (given(method=LBFGS("hinge"), batch_size=8), r"batch_size is 8, but LBFGS works on all rows"),
     "beta of another depth": (
         given(method=BregmanADMM(beta=[1.0, 1.0, 1.0])),
         r"beta has 3 values; one number or 2, one a layer",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -80,7 +81,7 @@ def test_average_by_hand(epochs: int) -> None:
         keep = min(0.99, (1 + k) / (10 + k))
         averages = [keep * mean + (1 - keep) * p.detach() for mean, p in zip(averages, mine.parameters(), strict=True)]
     model = run(method, epochs)
-    assert method.batches == 4 * epochs
+    assert method.updates == 4 * epochs
     for a, b, mean in zip(method.model.parameters(), mine.parameters(), averages, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
         assert not torch.allclose(mean, b, rtol=1e-3)
@@ -95,6 +96,7 @@ RESUMABLE: dict[str, Callable[[], AbstractMethod]] = {
     "adamw, averaged": lambda: Adam("cross_entropy", weight_decay=0.1, decoupled=True, batch_size=32, average=True),
     "lbfgs": lambda: LBFGS("cross_entropy"),
     "cg": lambda: CG("cross_entropy"),
+    "lbfgs, batches": lambda: LBFGS("cross_entropy", batch_size=32, hold=2, average=True),
 }
 
 
@@ -139,6 +141,14 @@ SETTINGS: list[tuple[Callable[..., AbstractMethod], dict[str, Any], str]] = [
     (Adam, {"decoupled": None}, r"decoupled is None; one of False, True is expected"),
     (Adam, {"batch_size": 1.5}, r"batch_size is 1\.5; a whole number of at least 1"),
     (LBFGS, {"history_size": 0}, r"history_size is 0; a whole number of at least 1"),
+    (LBFGS, {"lr": -1}, r"lr is -1; a finite number above 0"),
+    (LBFGS, {"max_evals": 0}, r"max_evals is 0; a whole number of at least 1"),
+    (LBFGS, {"hold": 0}, r"hold is 0; a whole number of at least 1"),
+    (LBFGS, {"chunk_rows": 0.5}, r"chunk_rows is 0\.5; a whole number of at least 1"),
+    (CG, {"batch_size": 0}, r"batch_size is 0; a whole number of at least 1"),
+    (CG, {"average": 1.5}, r"average is 1\.5; one of False, True"),
+    (CG, {"c2": 1}, r"c2 is 1; a number of at least 0 and below 1"),
+    (CG, {"c2": 0.0}, r"c2 is 0\.0; a number above 0\.0001 and below 1 is expected"),
 ]
 
 
@@ -148,11 +158,37 @@ def test_settings(kind: Callable[..., AbstractMethod], settings: dict[str, Any],
         kind("hinge", **settings)
 
 
+def test_searches_on_batches_are_a_plain_loop() -> None:
+    """Three iterations on each batch of 40, averaged by hand."""
+    method, mine = LBFGS("cross_entropy", batch_size=40, hold=3, average=True), net(4, 8, 3, dtype=torch.float64)
+    data, averages = (X.double(), Y), [p.detach().clone() for p in mine.parameters()]
+    optimiser = torch.optim.LBFGS(
+        mine.parameters(), max_iter=1, max_eval=26, history_size=20, line_search_fn="strong_wolfe"
+    )
+
+    def loss_of(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        optimiser.zero_grad()
+        loss = nn.functional.cross_entropy(mine(x), y)
+        loss.backward()
+        return loss
+
+    batches = rows_of(data, from_module(mine, "cross_entropy")).batches(40, 7, 0)
+    for k, batch in enumerate((batch for batch in batches for _ in range(3)), start=1):
+        optimiser.step(partial(loss_of, *batch))
+        keep = (1 + k) / (10 + k)
+        averages = [keep * m + (1 - keep) * p.detach() for m, p in zip(averages, mine.parameters(), strict=True)]
+    model = net(4, 8, 3, dtype=torch.float64)
+    fit(model, data, method, max_sweeps=1, seed=7, sinks=(), restore_best=False)
+    assert method.updates == 9
+    for a, b in zip(model.parameters(), averages, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-8)
+
+
 @pytest.mark.parametrize("kind", [LBFGS, CG])
-def test_full_batch_methods_refuse_batches(kind: Callable[..., AbstractMethod]) -> None:
-    name = kind.__name__
-    with pytest.raises(ValueError, match=f"batch_size is 8, but {name} works on all rows at once; leave it None"):
-        run(kind("cross_entropy"), batch_size=8)
+def test_a_batch_of_all_rows_is_all_rows(kind: Callable[..., AbstractMethod]) -> None:
+    straight, batched = run(kind("cross_entropy")), run(kind("cross_entropy", batch_size=5), batch_size=len(X))
+    for a, b in zip(straight.parameters(), batched.parameters(), strict=True):
+        assert torch.equal(a, b)
 
 
 def test_lbfgs_is_a_plain_loop() -> None:

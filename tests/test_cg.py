@@ -394,11 +394,10 @@ def test_the_loss_of_a_net_never_rises(loss: str) -> None:
     assert losses[-1] < 0.6 * losses[0]
 
 
-def test_chunks_add_up_to_all_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_chunks_add_up_to_all_rows() -> None:
     x, y = blobs(100, 4, 3, dtype=torch.float64)
     models = [net(4, 8, 3, act=nn.Tanh, dtype=torch.float64) for _ in range(2)]
     for model, rows in zip(models, (16_384, 17), strict=True):
-        monkeypatch.setattr("baselines.fullbatch.CHUNK_ROWS", rows)
-        fit(model, (x, y), CG("cross_entropy"), max_sweeps=5, sinks=(), restore_best=False)
+        fit(model, (x, y), CG("cross_entropy", chunk_rows=rows), max_sweeps=5, sinks=(), restore_best=False)
     for a, b in zip(models[0].parameters(), models[1].parameters(), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-8, atol=1e-10)

@@ -20,7 +20,7 @@ import examples.digits
 from baselines import SGD, compare, problems, trials
 from baselines.compare import Chosen, Comparison
 from baselines.journal import Journal, read
-from baselines.methods import METHODS, build, entry, known_methods
+from baselines.methods import METHODS, Choice, Log, build, entry, known_methods
 from baselines.parts import InParts
 from baselines.trials import DIVERGED, FAILED, REACHED, TIMED_OUT, Trial, run, run_apart
 from tests.helpers import blobs, net
@@ -49,7 +49,6 @@ def comparison(**changes: Any) -> Comparison:
 def test_slices_learn_what_whole_epochs_do(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Cut after every batch: ten epochs in slices give the weights of ten epochs, to the bit."""
     monkeypatch.setattr("baselines.parts.EVERY", 0.0)
-    monkeypatch.setattr("baselines.parts.RARER", 0.0)
     x, y = blobs(100, 4, 3)
     make: dict[str, Callable[[], AbstractMethod]] = {
         "sgd": partial(SGD, "cross_entropy", batch_size=32),
@@ -57,7 +56,7 @@ def test_slices_learn_what_whole_epochs_do(name: str, monkeypatch: pytest.Monkey
     }
     whole, sliced = net(4, 8, 3), net(4, 8, 3)
     fit(whole, (x, y), make[name](), max_sweeps=10, sinks=(), seed=3, restore_best=False)
-    method = InParts(make[name](), rows_of((x, y), from_module(sliced, "cross_entropy")))
+    method = InParts(make[name](), rows_of((x, y), from_module(sliced, "cross_entropy")), rarer=0.0)
     result = fit(sliced, (x[:9], y[:9]), method, max_sweeps=40, sinks=(), seed=3, restore_best=False)
     assert [row["epochs"] for row in result.history][:5] == [0, 0.32, 0.64, 0.96, 1]
     for a, b in zip(whole.parameters(), sliced.parameters(), strict=True):
@@ -305,13 +304,13 @@ def test_settings_given_tuned_or_default(tmp_path: Path) -> None:
 BAD: dict[str, tuple[list[str], str]] = {
     "problem": (
         ["--problem", "iris"],
-        "problem is 'iris'; one of higgs, svhn, mnist, fashion-mnist, digits is expected",
+        "problem is 'iris'; one of higgs, svhn, mnist, mnist-4096, higgs-full, fashion-mnist, digits is expected",
     ),
     "method": (
         ["--methods", "sdg"],
         "method is 'sdg'; one of anchored, anchored-tuned, bregman, sgd, adam, adamw, lbfgs",
     ),
-    "average": (["--methods", "lbfgs+average"], r"method is 'lbfgs\+average'; one of anchored"),
+    "average": (["--methods", "bregman+average"], r"method is 'bregman\+average'; one of anchored"),
     "setting": (["--set", "sgd.eta=1"], "sgd has no setting 'eta'; its settings are lr, momentum, nesterov"),
     "value": (["--set", "sgd.lr=fast"], "sgd: lr is 'fast'; a finite number above 0 is expected"),
     "not compared": (["--set", "cg.max_evals=4"], "--set has 'cg', which is not compared; compared are anchored, sgd"),
@@ -350,7 +349,7 @@ def test_commands_repeat_it_from_nothing(tmp_path: Path) -> None:
         name: Chosen({"lr": 1}, "search: 7 trials", "python -m baselines.search ...") for name in ("adam", "adamw")
     }
     wanted = Comparison("higgs", methods, (1, 2), 2, 3.0, (0.64, 0.7), tmp_path)
-    assert list(compare._commands(wanted)) == [
+    assert list(compare.commands(wanted)) == [
         "python -m torch_admm data prepare higgs --data-dir DIR",
         "python -m baselines.search ...",
         "python -m baselines.compare --problem higgs --data-dir DIR --threads 2 --seconds 3 --seeds 1 2 "
@@ -374,7 +373,8 @@ def test_interrupting_says_how_to_go_on(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_names_and_spaces() -> None:
-    assert {"sgd+average", "adam+average", "adamw+average"} == {n for n in known_methods() if "+" in n}
+    rivals = {name for name, found in METHODS.items() if found.gradient}
+    assert {f"{name}+average" for name in rivals} == {n for n in known_methods() if "+" in n}
     assert entry("sgd+average").fixed == {"average": True}
     assert "average" not in entry("sgd+average").known
     for name, found in METHODS.items():
@@ -382,6 +382,10 @@ def test_names_and_spaces() -> None:
         for setting, space in found.space.items():
             for value in space.values:
                 build(name, "cross_entropy", {setting: value})
+        for start in found.starts:
+            assert start.keys() == found.space.keys()
+            assert all(min(s.values) <= start[k] <= max(s.values) for k, s in found.space.items() if isinstance(s, Log))
+            assert all(start[k] in s.values for k, s in found.space.items() if isinstance(s, Choice))
 
 
 @pytest.mark.parametrize("module", ["sklearn.datasets", "matplotlib.figure", "torch.utils.tensorboard"])

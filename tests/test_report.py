@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import io
 import json
 import math
@@ -16,8 +17,10 @@ import pytest
 from baselines import board, compare, plots, readme, report
 from baselines.journal import plain, read
 from baselines.methods import known_methods
+from baselines.problems import task
 from baselines.published import NOTES, PUBLISHED
-from baselines.summary import Spread, as_csv, as_text, summarise
+from baselines.summary import Spread, as_csv, as_text, loaded, summarise
+from baselines.verdict import judge
 
 RESULTS = Path(compare.RESULTS)
 
@@ -210,6 +213,11 @@ def test_several_ranks_are_a_line() -> None:
     assert list(axes.lines[0].get_ydata()) == [0.4, 0.2, 0.1]
 
 
+def test_nobody_there_is_a_figure_too(tmp_path: Path) -> None:
+    rows = summarise([trial("sgd", 1, None)])
+    plots.save(plots.time_over_ranks("title", "digits", 0.95, rows), tmp_path / "figure")
+
+
 def test_tensorboard_has_curves_and_settings(tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator  # type: ignore[import-untyped]
 
@@ -231,19 +239,75 @@ def test_published_figures_are_those_of_the_paper() -> None:
     assert "linear model" in NOTES["higgs"]
 
 
+def test_rows_come_back_from_json() -> None:
+    rows = summarise(RECORDS)
+    assert loaded(plain([dataclasses.asdict(row) for row in rows])) == rows
+
+
+def test_verdicts_with_averaging_and_without() -> None:
+    records = [trial("anchored", 1, 0.2, 0.960), trial("sgd", 1, 0.3, 0.9631), trial("sgd+average", 1, 0.1, 0.961)]
+    found = judge(dataclasses.replace(task("svhn"), ratio=1.5), summarise(records))
+    assert found is not None
+    assert found.plain is not None
+    assert (found.allowed.ratio, found.plain.ratio) == pytest.approx((0.5, 1.5))
+    assert list(found.lines()) == [
+        "to 0.95: anchored at its defaults 0.200 s",
+        "ratio, averaging allowed (aimed at: 1.5): 0.50: sgd+average lr=0.1, 0.100 s",
+        "ratio, plain: 1.50: sgd lr=0.1, 0.300 s",
+        "best accuracy: anchored 96.00%, sgd 96.31%: 0.31 points less (at most 0.3 less is aimed at)",
+        "SHORT in speed and accuracy",
+    ]
+
+
+ENDS: dict[str, tuple[float | None, float | None, float, list[str], str]] = {
+    "only ours": (0.1, None, math.inf, [], "only ours got there"),
+    "only theirs": (None, 0.1, 0.0, ["speed"], "0.00"),
+    "nobody": (None, None, math.nan, ["speed"], "neither got there"),
+    "equal": (0.1, 0.1, 1.0, [], "1.00"),
+}
+
+
+@pytest.mark.parametrize("name", ENDS)
+def test_verdict_at_its_ends(name: str) -> None:
+    ours, theirs, ratio, short, words = ENDS[name]
+    found = judge(task("svhn"), summarise([trial("anchored", 1, ours), trial("cg+average", 1, theirs)]))
+    assert found is not None
+    assert found.allowed.ratio == pytest.approx(ratio, nan_ok=True)
+    assert found.short == short
+    assert str(found.allowed).startswith(words)
+    assert found.plain is None
+
+
+def test_no_verdict_without_both_sides() -> None:
+    for method in ("anchored", "sgd"):
+        assert judge(task("svhn"), summarise([trial(method, 1, 0.1), trial("bregman", 1, 0.1)])) is None
+
+
 def test_table_of_readme(written: Path) -> None:
     lines = readme.compare(written.parent).splitlines()
-    assert lines[0] == "|  | anchored | sgd | cg | adam+average |"
-    assert lines[2] == "| svhn 648-100-50-1, 90% | **0.100 s** | 0.200 s | never | 1.000 s |"
-    assert "| _28.3 s_ | _10.1 s_ |" in lines[4]
-    assert lines[-1] == "| svhn, best test accuracy in 2 s | **98.00%** | 97.00% |  | 97.00% |"
+    assert lines[0] == "| | svhn 648-100-50-1, 90% | svhn 648-100-50-1, 95%, and best accuracy in 2 s |"
+    assert lines[2] == "| `anchored` | **0.100 s** | **0.100 s**, **98.00%** |"
+    assert "| `cg` | never | never |" in lines
+    assert "| _SGD in the paper, on a GPU_ | | _28.3 s_ |" in lines
+    assert "120,290 rows" in lines[-1]
+
+
+def test_verdicts_of_readme(written: Path) -> None:
+    lines = readme.time_to_accuracy(written.parent).splitlines()
+    assert lines[2] == (
+        "| svhn 648-100-50-1, 95% | 0.100 s | sgd lr=0.1: 0.200 s | 2.00 (1) | sgd lr=0.1: 0.200 s | 2.00 "
+        "| 98.00%, 97.00% | reached |"
+    )
+
+
+def test_readme_without_results(tmp_path: Path) -> None:
+    for table in (readme.compare, readme.time_to_accuracy):
+        assert table(tmp_path) == "No results are stored yet: `make results` makes them."
 
 
 @pytest.mark.parametrize("folder", sorted(p.parent for p in RESULTS.glob("*/trials.jsonl")), ids=lambda p: p.name)
 def test_stored_results_agree(folder: Path) -> None:
     """What is stored follows from the trials stored beside it."""
-    import dataclasses
-
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     kept = [r for r in read(folder / "trials.jsonl") if r["method"] in config["methods"]]
     rows = plain([dataclasses.asdict(row) for row in summarise(kept)])

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from baselines import problems, samplers, search
+from baselines import CG, pace, problems, samplers, search
 from baselines.journal import read
-from baselines.methods import METHODS, Choice, Log, entry
+from baselines.methods import METHODS, Choice, Entry, Log, entry
 from baselines.samplers import AbstractSampler, Grid, Tpe, score
 from baselines.search import Search, best_of
-from baselines.trials import Trial
+from baselines.trials import GIVEN_UP, Trial, run_apart
 
 
 def wanted(**changes: Any) -> Search:
@@ -95,14 +95,14 @@ def test_tpe_leaves_out_what_its_space_no_longer_has() -> None:
 
 
 def test_choices_alone_are_a_grid() -> None:
-    assert isinstance(samplers.SAMPLERS["tpe"](entry("lbfgs").space, 0), Grid)
+    assert isinstance(samplers.SAMPLERS["tpe"]({"size": Choice((1, 2))}, 0), Grid)
     assert isinstance(samplers.SAMPLERS["tpe"](entry("sgd").space, 0), Tpe)
 
 
 @pytest.mark.parametrize("sampler", ["tpe", "grid"])
 def test_search_stores_the_best_with_its_origin(sampler: str, fake: list[Trial], tmp_path: Path) -> None:
     stored = search.search(wanted(sampler=sampler, trials=12), tmp_path, show=False)
-    assert [r["seed"] for r in read(tmp_path / "search.jsonl")] == [0] * 12 + [1001, 1002] * 3
+    assert [r["seed"] for r in read(tmp_path / "search.jsonl")] == [0] * 12 + [1001, 1002] * 2
     found = stored["methods"]["sgd"]
     best = min(read(tmp_path / "search.jsonl"), key=score)
     assert found["settings"] == best["settings"]
@@ -120,6 +120,7 @@ def test_search_stores_the_best_with_its_origin(sampler: str, fake: list[Trial],
 def test_one_lucky_run_does_not_make_a_setting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The one that is fastest by far from the first seed is slow from others."""
     times = {4: (0.1, 5.0), 10: (0.5, 0.6), 25: (0.9, 0.7)}
+    monkeypatch.setitem(METHODS, "cg", Entry(CG, {"max_evals": Choice(tuple(times))}))
 
     def run(trial: Trial, folder: Path | None) -> dict[str, Any]:
         first, later = times[trial.settings["max_evals"]]
@@ -130,14 +131,7 @@ def test_one_lucky_run_does_not_make_a_setting(tmp_path: Path, monkeypatch: pyte
     found = search.search(wanted(methods=("cg",)), tmp_path, show=False)["methods"]["cg"]
     assert found["settings"] == {"max_evals": 10}
     assert found["seconds"] == 0.6
-    assert found["trials"] == 9
-
-
-def test_a_trial_has_little_more_than_the_best_took(fake: list[Trial], tmp_path: Path) -> None:
-    search.search(wanted(trials=10, seconds=9.0, sampler="grid"), tmp_path, show=False)
-    assert fake[0].seconds == 9.0
-    assert 1.0 <= fake[-1].seconds < 9.0
-    assert not fake[0].to_the_end
+    assert found["trials"] == 3 + 4
 
 
 def test_goes_on_with_what_is_missing(fake: list[Trial], tmp_path: Path) -> None:
@@ -174,10 +168,55 @@ def test_budget_in_seconds_is_shared_by_jobs(fake: list[Trial], tmp_path: Path) 
     assert fake[-1].threads == 1
 
 
-def test_a_grid_ends_when_all_is_tried(fake: list[Trial], tmp_path: Path) -> None:
+def test_a_grid_ends_when_all_is_tried(fake: list[Trial], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(METHODS, "cg", Entry(CG, {"max_evals": Choice((4, 10, 25))}, starts=({"max_evals": 10},)))
     stored = search.search(wanted(trials=99, methods=("cg",)), tmp_path, show=False)
-    assert len(fake) == len(METHODS["cg"].space["max_evals"].values)
-    assert stored["methods"]["cg"]["trials"] == 3 * len(fake)
+    assert fake[0].settings == {"max_evals": 10}
+    assert sorted(trial.settings["max_evals"] for trial in fake) == [4, 10, 25]
+    assert stored["methods"]["cg"]["trials"] == 3 + 4
+
+
+def test_a_search_begins_with_what_served_elsewhere(fake: list[Trial], tmp_path: Path) -> None:
+    for trials in (3, 9):
+        search.search(wanted(trials=trials), tmp_path, show=False)
+    starts = list(entry("sgd").starts)
+    assert [trial.settings for trial in fake][: len(starts)] == starts
+    assert all(trial.settings not in starts for trial in fake[len(starts) :])
+
+
+def test_what_the_problem_settles_is_not_searched() -> None:
+    some, everything = (Search(name, ("lbfgs",), 0.9, 1.0, trials=1) for name in ("mnist-4096", "higgs-full"))
+    assert "batch_size" not in some.space("lbfgs")
+    assert "hold" in some.space("lbfgs")
+    assert {"batch_size", "hold"}.isdisjoint(everything.space("lbfgs"))
+    starts = everything.starts("lbfgs")
+    assert all(start.keys() == everything.space("lbfgs").keys() for start in starts)
+    assert len({json.dumps(start) for start in starts}) == len(starts)
+
+
+def test_marks_are_medians_of_earlier_trials() -> None:
+    curve = [[0.0, 0, 0.1, 9.0], [0.2, 0, 0.5, 9.0], [0.3, 0, 0.4, 9.0], [1.1, 0, 0.9, 9.0]]
+    assert pace.by_then(curve) == {"0.25": 0.5, "0.5": 0.5, "1": 0.5}
+    assert pace.by_then([]) == {}
+    done = [{"by_then": {"0.25": a}} for a in (0.1, 0.2, 0.3, 0.4, 0.9)]
+    assert pace.marks(done) == ((0.25, 0.3),)
+    assert pace.marks(done[1:]) == ()
+
+
+def test_one_that_is_behind_is_given_up() -> None:
+    data = problems.load("digits", None).fingerprint
+    trial = Trial("digits", "sgd", {}, 0, 1, 60.0, (1.0,), data, to_the_end=False, marks=((0.1, 0.05), (0.2, 1.1)))
+    record = run_apart(trial, None)
+    assert record["outcome"] == GIVEN_UP
+    assert 0.2 <= record["trained_seconds"] < 60
+
+
+def test_the_best_of_all_methods_bounds_a_trial(fake: list[Trial], tmp_path: Path) -> None:
+    """SGD may take 9 s, until one of its trials takes 0.1 s; from there on, whoever is next has a third of that."""
+    search.search(wanted(trials=10, seconds=9.0, sampler="grid", methods=("sgd", "adam")), tmp_path, show=False)
+    assert fake[0].seconds == 9.0
+    assert not fake[0].to_the_end
+    assert [trial.seconds for trial in fake if trial.method == "adam"] == [3.0] * 10
 
 
 def test_never_reached_is_said() -> None:
@@ -195,13 +234,13 @@ def test_real_trials_two_at_a_time_and_a_torn_journal(tmp_path: Path) -> None:
     journal = tmp_path / "search.jsonl"
     assert search.main(command) == 0
     before = read(journal)
-    assert len(before) == 4 + 6
+    assert len(before) == 4 + 4
     assert all(r["threads"] == 1 for r in before)
     journal.write_bytes(journal.read_bytes()[:-20])
     assert search.main(command) == 0
     after = read(journal)
-    assert after[:9] == before[:9]
-    assert len(after) == 10
+    assert after[:7] == before[:7]
+    assert len(after) == 8
     assert json.loads((tmp_path / "settings.json").read_text())["data"] == problems.load("digits", None).fingerprint
 
 

@@ -1,0 +1,83 @@
+"""What the methods with a line search share: loss and gradient over many rows, as a closure for their optimiser."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torch_admm import Problem
+from torch_admm.arguments import positive_int
+from torch_admm.data import AbstractRows
+
+from .gradient import AbstractGradientMethod
+
+__all__ = ["AbstractSearchingMethod"]
+
+Pairs = Iterator[tuple[Tensor, Tensor]]
+
+
+class AbstractSearchingMethod(AbstractGradientMethod):
+    """Iterations of an optimiser that searches along a line: one over all rows a sweep, or `hold` on each batch.
+
+    Batches let such a method see much of the data before it has gone far; on each it may stay for a while, since what
+    it has learnt of the curvature belongs to those rows.
+    """
+
+    def __init__(self, loss: Any, *, batch_size: int | None, hold: int, chunk_rows: int, average: bool) -> None:
+        """`batch_size` is used unless `fit` is given one; None takes all rows. `chunk_rows` bounds the memory."""
+        super().__init__(loss, average=average)
+        self.default_batch = None if batch_size is None else positive_int("batch_size", batch_size)
+        self.hold, self.chunk_rows = positive_int("hold", hold), positive_int("chunk_rows", chunk_rows)
+
+    def init(self, problem: Problem, rows: AbstractRows, *, batch_size: int | None, seed: int) -> None:
+        super().init(problem, rows, batch_size=batch_size, seed=seed)
+        self._work_on(rows.count, lambda: ((x, y) for _, x, y in rows.chunks(self.chunk_rows)))
+
+    def step(self) -> None:
+        size = self.batch_size or self.default_batch or self.rows.count
+        if size >= self.rows.count:
+            self._iterate()
+        else:
+            for x, y in self.rows.batches(size, self.seed, self.epoch):
+                self._work_on(len(x), partial(self._split, x, y))
+                for _ in range(self.hold):
+                    self._iterate()
+        self.epoch += 1
+
+    def _split(self, x: Tensor, y: Tensor) -> Pairs:
+        return zip(x.split(self.chunk_rows), y.split(self.chunk_rows), strict=True)
+
+    def _work_on(self, count: int, chunks: Callable[[], Pairs]) -> None:
+        """The rows of the next iterations."""
+        self._count, self._chunks = count, chunks
+        self._last: tuple[Tensor, float, list[Tensor | None]] | None = None
+
+    def _iterate(self) -> None:
+        self.optimiser.step(self._closure)
+        self.updated()
+
+    def _closure(self) -> float:
+        """The mean loss, with its gradient left in the parameters.
+
+        An optimiser evaluates once more where its last step ended; that evaluation is remembered, not repeated.
+        """
+        at = torch.nn.utils.parameters_to_vector(self.model.parameters()).detach()
+        if self._last is None or not torch.equal(self._last[0], at):
+            self._last = at.clone(), self._evaluate(), [p.grad for p in self.model.parameters()]
+        for p, gradient in zip(self.model.parameters(), self._last[2], strict=True):
+            p.grad = gradient
+        return self._last[1]
+
+    def _evaluate(self) -> float:
+        """Loss and gradient, chunk by chunk."""
+        self.optimiser.zero_grad()
+        total = torch.zeros((), dtype=torch.float64, device=self.rows.like.device)
+        for x, y in self._chunks():
+            part: Tensor = self.loss(self.model(x), y).sum() / self._count
+            part.backward()
+            total += part.detach()
+        return float(total)
