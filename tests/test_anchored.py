@@ -25,6 +25,7 @@ Weights = dict[int, Tensor]
 SETTINGS: dict[str, Any] = {
     "eta": 0.05,
     "half_life": 7.0,
+    "head_start": 0.4,
     "momentum": 0.6,
     "rho": 0.7,
     "rho_residual": 1.6,
@@ -42,10 +43,15 @@ FUNCTIONS: dict[type[nn.Module], Fn] = {nn.ReLU: torch.relu, nn.Tanh: torch.tanh
 # --- one sweep, straight from the mathematics
 
 
+def length(k: int) -> float:
+    """Of step k, relative to the weights, by the settings above."""
+    return 0.05 * (1 / (1 + k / 7.0) + 0.4 / (1 + k / 10) ** 2)
+
+
 def argmin(cost: Fn, around: Tensor, reach: float = 8.0) -> Tensor:
     """The cheapest z of every entry: the best point of a grid, then of ever finer grids around it."""
     z = around.unsqueeze(-1)
-    for points in (4001, *[41] * 8):
+    for points in (40_001, *[41] * 7):  # the first tells two minima apart that cost almost the same
         grid = z + torch.linspace(-reach, reach, points, dtype=F64)
         z = grid.gather(-1, cost(grid).argmin(-1, keepdim=True))
         reach *= 4 / (points - 1)
@@ -93,7 +99,7 @@ class Naive:
 
     def sweep(self, x: Tensor, y: Tensor, look: bool) -> None:
         a, r = self.residuals(x, y)
-        eta = SETTINGS["eta"] / (1 + self.steps / SETTINGS["half_life"])
+        eta = length(self.steps)
         for l, W in self.W.items():
             inputs = self.ones(a[l - 1])
             if look:
@@ -139,7 +145,13 @@ def test_a_sweep_of_a_linear_model_by_hand() -> None:
     model = nn.Linear(1, 1, bias=False, dtype=F64)
     nn.init.ones_(model.weight)
     x = torch.tensor([[1.0], [2.0]], dtype=F64)
-    fit(model, (x, 3 * x), AnchoredADMM("squared", eta=0.25, standardise=False, average=False), max_sweeps=1, sinks=())
+    fit(
+        model,
+        (x, 3 * x),
+        AnchoredADMM("squared", eta=0.2, head_start=0.25, standardise=False, average=False),
+        max_sweeps=1,
+        sinks=(),
+    )
     assert float(model.weight.detach()) == pytest.approx(1.25, rel=1e-12)
 
 
@@ -167,15 +179,15 @@ def test_the_length_falls_as_documented() -> None:
     x, y = blobs(40, 4, 2, F64)
     started(method, net(4, 3, 1, dtype=F64), (x, y.double()))
     for k in range(4):
-        assert method.measures()["step_length"] == pytest.approx(0.05 / (1 + k / 7.0))
+        assert method.measures()["step_length"] == pytest.approx(length(k))
         method.step()
 
 
 def test_the_length_falls_by_steps_not_epochs() -> None:
-    method = AnchoredADMM("logistic", batch_size=10, eta=0.2, half_life=5.0)
+    method = AnchoredADMM("logistic", batch_size=10, eta=0.2, half_life=5.0, head_start=3.0)
     started(method, net(4, 3, 1), blobs(40))
     method.step()
-    assert method.measures()["step_length"] == pytest.approx(0.2 / (1 + 4 / 5.0))
+    assert method.measures()["step_length"] == pytest.approx(0.2 / (1 + 4 / 5.0) + 0.6 / (1 + 4 / 10) ** 2)
 
 
 # --- chunks and batches
@@ -221,11 +233,13 @@ def test_batch_size_of_fit_wins() -> None:
     assert method.steps == 10
 
 
+@pytest.mark.parametrize("weights", [10, 10**6])
 @pytest.mark.parametrize("rows", [1, 2, 31, 32, 500, 10_000, 1_000_000])
-def test_auto_batches(rows: int) -> None:
-    size = AnchoredADMM("squared").batch_size_for(rows)
+def test_auto_batches(rows: int, weights: int) -> None:
+    size = AnchoredADMM("squared").batch_size_for(rows, weights)
     assert 1 <= size <= rows
-    assert rows / size >= 12 or size <= 32
+    assert rows / size >= 40 or size <= 32
+    assert size <= (1024 if weights == 10 else 512)
 
 
 # --- save, load, go on
@@ -319,7 +333,7 @@ def test_what_explodes_is_taken_back(eta: float, size: Any) -> None:
 def test_a_run_recovers_from_an_explosion(size: Any) -> None:
     """Back to weights that were fine: after enough halvings of a length that is far too large, training works."""
     x, y = blobs(200, 4, 3)
-    method = AnchoredADMM("cross_entropy", eta=2.0, half_life=1e9, batch_size=size, refresh=1)
+    method = AnchoredADMM("cross_entropy", eta=2.0, half_life=1e9, head_start=0.0, batch_size=size, refresh=1)
     result = fit(net(4, 24, 20, 3), (x, y), method, max_sweeps=60, sinks=(), restore_best=False, seed=3)
     assert result.history[-1]["loss"] < 0.9 * result.history[0]["loss"]
 
@@ -378,7 +392,7 @@ def test_weight_decay_of_one_step() -> None:
         method.step()
         moved.append(method.weights())
     for l, W in start.items():
-        expected = -SETTINGS["eta"] * 0.5 * W
+        expected = -length(0) * 0.5 * W
         expected[:, -1] = 0
         torch.testing.assert_close(moved[1][l] - moved[0][l], expected, rtol=1e-9, atol=1e-12)
 
@@ -432,6 +446,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"batch_size": 2.5}, r"batch_size is 2\.5; a whole number of at least 1"),
     ({"batch_size": True}, r"batch_size is True; a whole number of at least 1"),
     ({"refresh": 0}, r"refresh is 0; a whole number of at least 1 is expected"),
+    ({"head_start": -0.5}, r"head_start is -0\.5; a finite number of at least 0 is expected"),
     ({"weight_decay": -1}, r"weight_decay is -1; a number of at least 0"),
     ({"standardise": "yes"}, r"standardise is 'yes'; one of None, True, False is expected"),
     ({"loss": "crossentropy"}, r"'crossentropy'.*cross_entropy"),

@@ -104,7 +104,7 @@ def apart(part: AbstractMoment, P: Tensor) -> float:
 
 
 @pytest.mark.parametrize(("rank", "bound"), [(1, 1e-3), (5, 0.01), (LEADING, 0.06)])
-@pytest.mark.parametrize("columns", [FULL + 2, 300])
+@pytest.mark.parametrize("columns", [130, 300])
 def test_leading_eigenvectors_suffice_for_a_low_rank(rank: int, bound: float, columns: int) -> None:
     """After ten refreshes; each is one step of a subspace iteration, so that close eigenvalues take longest."""
     v = rows(400, columns, 3, rank)

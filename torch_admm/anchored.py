@@ -11,7 +11,7 @@ from torch.linalg import vector_norm
 
 from . import steps
 from .activations import GOLDEN
-from .arguments import choice, fraction, positive, positive_int
+from .arguments import choice, fraction, non_negative, positive, positive_int
 from .bound import BoundADMM
 from .data import AbstractRows
 from .losses import loss_of
@@ -25,6 +25,7 @@ __all__ = ["AnchoredADMM"]
 CHUNK_ENTRIES = 1 << 19  # of the widest layer: a chunk's temporaries then stay in the last-level cache
 EXACT_SIDE = 16  # up to so many outputs the factor of the a step is taken anew every batch, else at refreshes
 EARLY = (1, 2, 4, 8, 16)  # batches at which moments are refreshed too, while they know little
+SMALL_NET = 16_384  # weights up to which mini-batches may be twice as large
 EXPLODED = 2.0  # a loss above so many times that of the first weights is taken back
 
 COUNTERS = ("steps", "epoch", "shorter", "rollbacks", "highest")
@@ -37,9 +38,11 @@ class AnchoredADMM(AbstractMethod):
     """The fast method, for full batches and mini-batches alike; docs/anchored.md says how each default was chosen.
 
     - `loss`: a name, a torch criterion or an AbstractLoss.
-    - `batch_size`: rows of a mini-batch; "auto" takes 512, fewer for few rows; "full" takes all rows every time.
-    - `eta`: relative length of a step (of [W, b] as a whole); None takes 0.06, and more for large batches.
-    - `half_life`: steps after which the length has halved: eta / (1 + k / half_life).
+    - `batch_size`: rows of a mini-batch; "auto" takes 512, more for small nets, fewer for few rows; "full" takes all
+      rows every time.
+    - `eta`: relative length of a step (of [W, b] as a whole); None takes 0.05, and more for large batches.
+    - `half_life`: steps after which that has halved: eta / (1 + k / half_life).
+    - `head_start`: the first steps are longer, by eta head_start / (1 + k / 10)^2.
     - `momentum`: on the weight steps.
     - `rho`, `rho_residual`: ridge of the two sides of a weight step, relative to the mean diagonal.
     - `beta`, `gamma`: the penalties of the split problem; at gamma = 1.618 beta ReLU's step takes the fewest passes.
@@ -69,7 +72,8 @@ class AnchoredADMM(AbstractMethod):
         *,
         batch_size: int | Literal["auto", "full"] = "auto",
         eta: float | None = None,
-        half_life: float = 150.0,
+        half_life: float = 200.0,
+        head_start: float = 2.0,
         momentum: float = 0.7,
         rho: float = 2.0,
         rho_residual: float = 1.0,
@@ -88,7 +92,7 @@ class AnchoredADMM(AbstractMethod):
             else positive_int("batch_size", batch_size)
         )
         self.eta = None if eta is None else positive("eta", eta)
-        self.half_life = positive("half_life", half_life)
+        self.half_life, self.head_start = positive("half_life", half_life), non_negative("head_start", head_start)
         self.momentum = fraction("momentum", momentum)
         self.rho, self.rho_residual = positive("rho", rho), positive("rho_residual", rho_residual)
         self.beta, self.gamma = positive("beta", beta), positive("gamma", gamma)
@@ -104,21 +108,26 @@ class AnchoredADMM(AbstractMethod):
             self._start(problem)
         return BoundADMM(self, problem)
 
-    def batch_size_for(self, rows: int) -> int:
-        """Rows of a mini-batch when there are so many rows: at least a dozen steps an epoch, if there is enough."""
+    def batch_size_for(self, rows: int, weights: int) -> int:
+        """Rows of a mini-batch for so many rows, and weights of the net: at least 40 steps an epoch, if rows suffice.
+
+        A step has costs of its own, which count more where the net is small.
+        """
         if isinstance(self.batch_size, int):
             return min(self.batch_size, rows)
         if self.batch_size == "full":
             return rows
-        return min(rows, max(32, min(512, 1 << (rows // 16).bit_length() >> 1)))
+        most = 1024 if weights <= SMALL_NET else 512
+        return min(rows, max(32, min(most, 1 << (rows // 40).bit_length() >> 1)))
 
     @torch.no_grad()
     def init(self, problem: Problem, rows: AbstractRows, *, batch_size: int | None = None, seed: int = 0) -> None:
         """Start from the model's own weights."""
         batch_size = rows.batch_size if batch_size is None else batch_size
         self.rows, self.seed = rows, seed
-        self.size = self.batch_size_for(rows.count) if batch_size is None else min(batch_size, rows.count)
         self._start(problem)
+        weights = sum(W.numel() for W in self.W.values())
+        self.size = self.batch_size_for(rows.count, weights) if batch_size is None else min(batch_size, rows.count)
         self.scale(rows)
 
     def step(self) -> None:
@@ -296,8 +305,10 @@ class AnchoredADMM(AbstractMethod):
 
     def _length(self, rows: int) -> float:
         """eta_k: noise falls with the rows of a step, so that longer steps pay."""
-        eta = self.eta or min(0.15, 0.06 * max(1.0, rows / 512) ** 0.4)
-        return self.shorter * eta / (1 + self.steps / self.half_life)
+        eta = self.eta or min(0.1, 0.05 * max(1.0, rows / 512) ** 0.4)
+        return (
+            self.shorter * eta * (1 / (1 + self.steps / self.half_life) + self.head_start / (1 + self.steps / 10) ** 2)
+        )
 
     def _factors(self, look: bool) -> Weights:
         """beta (beta W W' + gamma I)^-1 of the a steps; a large one is factored at refreshes only."""

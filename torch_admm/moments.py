@@ -19,7 +19,7 @@ from .random import gaussian
 
 __all__ = ["LOOK_ROWS", "AbstractMoment", "FullMoment", "LeadingMoment", "moment"]
 
-FULL = 128  # up to so many columns G itself is kept
+FULL = 64  # up to so many columns G itself is kept
 LEADING = 24  # of more, so many eigenvectors: with a ridge of rho s and rho around 1 the others are hardly damped
 LOOK_ROWS = 128  # of a mini-batch that are looked at for moments and loss, or a quarter of its rows
 SLOWEST = 0.1  # weight of the newest rows once the mean over all refreshes has become as slow
