@@ -22,7 +22,7 @@ from .scaling import Scaling, measured
 
 __all__ = ["AnchoredADMM"]
 
-CHUNK_ENTRIES = 1 << 19  # of the widest layer: a chunk's temporaries then stay in the last-level cache
+CHUNK_ENTRIES = 1 << 20  # of the widest layer or input: a chunk's temporaries then stay in the last-level cache
 EXACT_SIDE = 16  # up to so many outputs the factor of the a step is taken anew every batch, else at refreshes
 EARLY = (1, 2, 4, 8, 16)  # batches at which moments are refreshed too, while they know little
 SMALL_NET = 16_384  # weights up to which mini-batches may be twice as large
@@ -265,7 +265,7 @@ class AnchoredADMM(AbstractMethod):
         self.inputs = {l: moment(W.shape[1], self.rho, W) for l, W in self.W.items()}
         self.residuals = {l: moment(W.shape[0], self.rho_residual, W) for l, W in self.W.items()}
         self.K = {l: W.new_zeros(len(W), len(W)) for l, W in self.W.items() if l > 1}
-        widest = max(layer.map.outputs for layer in problem.layers.values())
+        widest = max(max(layer.map.inputs, layer.map.outputs) for layer in problem.layers.values())
         self.chunk = max(256, CHUNK_ENTRIES // widest)
         self._watched: list[Tensor] = []
         self._rooms: dict[tuple[str, int], Tensor] = {}
