@@ -81,7 +81,7 @@ def time_over_ranks(title: str, problem: str, target: float, rows: Sequence[Row]
     for number, method in enumerate(methods):
         points = sorted((row.ranks, row.seconds[f"{target:g}"]) for row in rows if row.method == method)
         there = [
-            (count * 2 ** (doublings * 0.025 * (number - len(methods) / 2)), s)
+            (count * 2 ** (doublings * 0.025 * (number - (len(methods) - 1) / 2)), s)
             for count, s in points
             if math.isfinite(s.median)
         ]
@@ -94,7 +94,7 @@ def time_over_ranks(title: str, problem: str, target: float, rows: Sequence[Row]
     if not any(math.isfinite(row.seconds[f"{target:g}"].median) for row in rows) and not cores:
         axes.set_ylim(0.1, 10.0)  # a logarithmic axis of nothing cannot be drawn
     axes.set_xticks(ranks, [f"{r:,}" for r in ranks])
-    axes.set_xlim(2 ** (-0.15 * doublings - 0.2), max(ranks, default=1) * 2 ** (0.15 * doublings))
+    axes.set_xlim(2 ** (-0.2 * doublings), max(ranks, default=1) * 2 ** (0.2 * doublings))
     axes.set(
         xlabel="ranks, and the paper's cores" if cores else "ranks", ylabel=f"seconds to {target:.4g} test accuracy"
     )

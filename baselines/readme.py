@@ -15,7 +15,7 @@ from .methods import known_methods
 from .problems import PROBLEMS, task
 from .published import NOTES, PUBLISHED, Published
 from .summary import Row, loaded
-from .verdict import Duel, accuracy, highest, judge, settings_text, shown
+from .verdict import Duel, accuracy, highest, judge, shown
 
 __all__ = ["compare", "time_to_accuracy"]
 
@@ -45,7 +45,7 @@ def _verdict(name: str, rows: Sequence[Row]) -> list[str]:
 
 
 def _cells(duel: Duel) -> list[str]:
-    words = f"{duel.rival.method} {settings_text(duel.rival.settings)}: {shown(duel.seconds)}"
+    words = f"{duel.name}: {shown(duel.seconds)}"
     return [words, f"{duel.ratio:.2f}" if 0 <= duel.ratio < float("inf") else "ours only" if duel.ratio > 0 else "none"]
 
 

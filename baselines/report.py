@@ -20,7 +20,7 @@ body { font: 15px/1.5 system-ui, sans-serif; max-width: 70rem; margin: 2rem auto
 h1 { font-size: 1.5rem; } h2 { font-size: 1.15rem; margin-top: 2.2rem; border-bottom: 1px solid #ddd; }
 .wide { overflow-x: auto; } table { border-collapse: collapse; margin: .8rem 0; font-size: .9rem; }
 th, td { text-align: left; padding: .25rem .8rem .25rem 0; border-bottom: 1px solid #e6e6e6; vertical-align: top; }
-td { font-variant-numeric: tabular-nums; } pre { background: #f5f5f5; padding: .7rem; overflow-x: auto; }
+td { font-variant-numeric: tabular-nums; } pre { background: #f5f5f5; padding: .7rem; white-space: pre-wrap; }
 figure { margin: 1rem 0; } svg { max-width: 100%; height: auto; } .note { color: #555; }
 """
 
@@ -98,7 +98,7 @@ def _trial(record: Record) -> Sequence[str]:
         f"{record['outcome']}: {record['message']}" if failed else record["outcome"],
         times,
         "" if failed else f"{accuracy:.2%}",
-        "" if failed else f"{record['epochs']:.3g}",
+        "" if failed else f"{record['epochs']:.4g}",
         "" if failed else f"{record['peak_mib']:.0f}",
         record["at"],
         record["key"],

@@ -29,11 +29,9 @@ class Spread:
         """The median and, where there is any, the spread."""
         if not math.isfinite(self.median):
             return "never" if self.low == math.inf else f"never (once {self.low:{form}})"
-        return f"{self.median:{form}}" if self.low == self.high else f"{self.median:{form}} ({self._range(form)})"
-
-    def _range(self, form: str) -> str:
+        median, low = f"{self.median:{form}}", f"{self.low:{form}}"
         high = f"{self.high:{form}}" if math.isfinite(self.high) else "never"
-        return f"{self.low:{form}} to {high}"
+        return median if low == high else f"{median} ({low} to {high})"
 
 
 def spread(values: Sequence[float]) -> Spread:

@@ -36,7 +36,12 @@ class Duel:
     def __str__(self) -> str:
         times = f"{self.ratio:.2f}" if math.isfinite(self.ratio) else "only ours got there"
         words = "neither got there" if math.isnan(self.ratio) else times
-        return f"{words}: {self.rival.method} {settings_text(self.rival.settings)}, {shown(self.seconds)}"
+        return f"{words}: {self.name}, {shown(self.seconds)}"
+
+    @property
+    def name(self) -> str:
+        """The rival with its settings."""
+        return f"{self.rival.method} {settings_text(self.rival.settings) or 'at its defaults'}"
 
 
 @final
@@ -74,17 +79,18 @@ class Verdict:
         return f"To {target}, {OURS} at its defaults is {word} than the best rival, {rival}: {by}."
 
     def lines(self) -> Iterator[str]:
-        seconds = self.ours.seconds[highest(self.ours)].median
-        yield f"to {float(highest(self.ours)):.4g}: {OURS} at its defaults {shown(seconds)}"
-        aim = "" if self.task.ratio is None else f" (aimed at: {self.task.ratio:g})"
-        yield f"ratio, averaging allowed{aim}: {self.allowed}"
+        """All figures; whether they are good enough only where something is aimed at."""
+        aim = self.task.ratio
+        yield f"to {float(highest(self.ours)):.4g}: {OURS} at its defaults {shown(self.allowed.ours)}"
+        yield f"ratio, averaging allowed{f' (aimed at: {aim:g})' if aim else ''}: {self.allowed}"
         if self.plain is not None:
             yield f"ratio, plain: {self.plain}"
-        yield (
-            f"best accuracy: {OURS} {accuracy(self.ours):.2%}, {self.most_accurate.method} "
-            f"{accuracy(self.most_accurate):.2%}: {_points(self.gap)} (at most {WITHIN * 100:g} less is aimed at)"
-        )
-        yield f"SHORT in {' and '.join(self.short)}" if self.short else "reached"
+        more = f"{abs(self.gap) * 100:.2f} points {'less' if self.gap > 0 else 'more'}"
+        at_most = f" (at most {WITHIN * 100:g} less is aimed at)" if aim else ""
+        both = f"{OURS} {accuracy(self.ours):.2%}, {self.most_accurate.method} {accuracy(self.most_accurate):.2%}"
+        yield f"best accuracy: {both}: {more}{at_most}"
+        if aim:
+            yield f"SHORT in {' and '.join(self.short)}" if self.short else "reached"
 
 
 def judge(task: Task, rows: Sequence[Row]) -> Verdict | None:
@@ -119,7 +125,3 @@ def settings_text(settings: Settings) -> str:
 
 def shown(seconds: float) -> str:
     return f"{seconds:.3f} s" if math.isfinite(seconds) else "never"
-
-
-def _points(gap: float) -> str:
-    return f"{abs(gap) * 100:.2f} points {'less' if gap > 0 else 'more'}"
