@@ -13,6 +13,7 @@ from .data import AbstractRows
 __all__ = ["Scaling", "measured"]
 
 LOOKS, LOOK_ROWS = 16, 4096  # of more rows, so many stretches of so many are looked at
+GLANCE_ROWS = 512  # in place of LOOK_ROWS, to see whether they are raw: most are not, and training waits
 REACH = 10.0  # no value looked at ends up further out: a column that is almost always the same would, by its spread
 RAW = 10.0  # columns whose root mean square is beyond this, or all of them below its inverse, are in raw units
 
@@ -51,12 +52,11 @@ class Scaling:
 
 def measured(rows: AbstractRows, bias: bool, wanted: bool | None) -> Scaling | None:
     """The scaling of these rows; with `wanted` None only if they look raw. Without a bias nothing is shifted."""
-    mean, square, reach = _statistics(rows)
-    rms = square.sqrt()
-    if wanted is None:
-        wanted = bool((rms.max() > RAW) | (rms.max() < 1 / RAW))
-    if not wanted:
+    if not (_look_raw(rows) if wanted is None else wanted):
         return None
+    mean, square = _moments(rows, LOOK_ROWS)
+    reach = torch.stack([(x - mean).abs().amax(0) for x in _looks(rows, LOOK_ROWS)]).amax(0)
+    rms = square.sqrt()
     shift = mean if bias else torch.zeros_like(mean)
     spread = torch.maximum((square - shift * (2 * mean - shift)).clamp_min(0).sqrt(), reach / REACH)
     constant = spread <= 1e-12 * rms  # scaled too, or its shift would drown the bias that it is folded into
@@ -64,26 +64,29 @@ def measured(rows: AbstractRows, bias: bool, wanted: bool | None) -> Scaling | N
     return Scaling(shift.to(rows.like.dtype), scale.to(rows.like.dtype))
 
 
-def _statistics(rows: AbstractRows) -> tuple[Tensor, Tensor, Tensor]:
-    """Mean, mean square and greatest distance from the mean of each feature, in float64, over the rows looked at."""
+def _look_raw(rows: AbstractRows) -> bool:
+    rms = _moments(rows, GLANCE_ROWS)[1].sqrt()
+    return bool((rms.max() > RAW) | (rms.max() < 1 / RAW))
+
+
+def _moments(rows: AbstractRows, size: int) -> tuple[Tensor, Tensor]:
+    """Mean and mean square of each feature, in float64, over the rows looked at."""
     count, total, square = 0, *(rows.like.new_zeros(rows.like.shape[1], dtype=torch.float64) for _ in range(2))
-    for x in _looks(rows):
+    for x in _looks(rows, size):
         count += len(x)
         total = total + x.double().sum(0)
         square = square + x.double().square().sum(0)
-    mean = total / count
-    reach = torch.stack([(x - mean).abs().amax(0) for x in _looks(rows)]).amax(0)
-    return mean, square / count, reach
+    return total / count, square / count
 
 
-def _looks(rows: AbstractRows) -> Iterator[Tensor]:
-    for stretch in _stretches(rows.count):
-        for chunk in rows.stretch(stretch).chunks(LOOK_ROWS):
+def _looks(rows: AbstractRows, size: int) -> Iterator[Tensor]:
+    for stretch in _stretches(rows.count, size):
+        for chunk in rows.stretch(stretch).chunks(size):
             yield chunk.x
 
 
-def _stretches(count: int) -> list[slice]:
-    if count <= LOOKS * LOOK_ROWS:
-        return [slice(i, min(i + LOOK_ROWS, count)) for i in range(0, count, LOOK_ROWS)]
-    starts = [round(i * (count - LOOK_ROWS) / (LOOKS - 1)) for i in range(LOOKS)]
-    return [slice(start, start + LOOK_ROWS) for start in starts]
+def _stretches(count: int, size: int) -> list[slice]:
+    if count <= LOOKS * size:
+        return [slice(i, min(i + size, count)) for i in range(0, count, size)]
+    starts = [round(i * (count - size) / (LOOKS - 1)) for i in range(LOOKS)]
+    return [slice(start, start + size) for start in starts]
