@@ -98,7 +98,8 @@ def compare(wanted: Comparison, out: Path, *, retry: bool = False) -> list[Row]:
     machine, data = about_machine(), problems.load(wanted.problem, wanted.folder).fingerprint
     with Journal(out / "trials.jsonl") as journal:
         records = list(_run(wanted.trials(data), journal, wanted.folder, retry))
-    config = plain({**dataclasses.asdict(wanted), "data": data, "machine": machine, "commands": list(commands(wanted))})
+    more = {"trials": [r["key"] for r in records], "data": data, "machine": machine}
+    config = plain({**dataclasses.asdict(wanted), **more, "commands": list(commands(wanted))})
     config.pop("folder")
     return write_results(config, records, out)
 
@@ -180,10 +181,13 @@ def _chosen(name: str, given: Mapping[str, Settings], stored: Record, tuned: Pat
 def _tuned(problem: str, path: Path | None) -> Record:
     if path is None or not path.exists():
         return {}
-    stored: Record = json.loads(path.read_text(encoding="utf-8"))
-    if stored["problem"] != problem:
-        raise ValueError(f"{path} has settings for {stored['problem']}, not for {problem}")
-    methods: Record = stored["methods"]
+    try:
+        stored: Record = json.loads(path.read_text(encoding="utf-8"))
+        whose, methods = stored["problem"], dict(stored["methods"])
+    except (ValueError, KeyError, TypeError):
+        raise ValueError(f"{path} is not what python -m baselines.search writes; make it anew") from None
+    if whose != problem:
+        raise ValueError(f"{path} has settings for {whose}, not for {problem}")
     return methods
 
 

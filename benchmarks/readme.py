@@ -94,7 +94,7 @@ def ablation() -> str:
 
 
 TABLES: dict[str, Callable[[], str]] = {
-    **{f.__name__: f for f in (bregman, kernels, steps, ablation)},
+    **{f.__name__: f for f in (baselines, bregman, kernels, steps, ablation)},
     **{"time_to_accuracy": comparison.time_to_accuracy, "compare": comparison.compare},
 }
 

@@ -359,9 +359,18 @@ def test_commands_repeat_it_from_nothing(tmp_path: Path) -> None:
     ]
 
 
-def test_settings_of_another_problem(tmp_path: Path) -> None:
-    (tmp_path / "s.json").write_text(json.dumps({"problem": "higgs", "methods": {}}))
-    with pytest.raises(ValueError, match=r"s\.json has settings for higgs, not for digits"):
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (json.dumps({"problem": "higgs", "methods": {}}), r"s\.json has settings for higgs, not for digits"),
+        ('{"problem": "digits", "meth', r"s\.json is not what python -m baselines.search writes; make it anew"),
+        ("[]", r"s\.json is not what python -m baselines.search writes"),
+        (json.dumps({"problem": "digits"}), r"s\.json is not what python -m baselines.search writes"),
+    ],
+)
+def test_settings_that_are_not_for_this(text: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / "s.json").write_text(text)
+    with pytest.raises(ValueError, match=message):
         compare.choose("digits", ["sgd"], {}, tmp_path / "s.json")
 
 
