@@ -13,7 +13,7 @@ from torch_admm.problem import Weights
 
 __all__ = ["RARER", "InParts"]
 
-EVERY, RARER = 0.01, 0.03  # a slice takes so many seconds, later such a share of the time so far
+EVERY, RARER = 0.01, 0.05  # a slice takes so many seconds, later such a share of the time so far
 
 
 @final

@@ -66,15 +66,15 @@ class Data:
 ANY_BATCH, FULL_BATCH = ("anchored", "sgd", "adam", "lbfgs", "cg"), ("anchored", "lbfgs", "cg")
 
 PROBLEMS: dict[str, Task] = {
-    "higgs": Task("higgs", (28, 300, 1), "logistic", (0.64, 0.70), 3.0, standardise=True, ratio=1.5),
-    "svhn": Task("svhn", (648, 100, 50, 1), "logistic", (0.95, 0.97), 3.0, ratio=1.0),
-    "mnist": Task("mnist", (784, 256, 10), "cross_entropy", (0.97,), 4.0, ratio=1.0),
+    "higgs": Task("higgs", (28, 300, 1), "logistic", (0.64, 0.70), 2.0, standardise=True, ratio=1.5),
+    "svhn": Task("svhn", (648, 100, 50, 1), "logistic", (0.95, 0.97), 2.0, ratio=1.0),
+    "mnist": Task("mnist", (784, 256, 10), "cross_entropy", (0.97,), 3.0, ratio=1.0, methods=ANY_BATCH),
     # what many processes would use
     "mnist-4096": Task(
         "mnist", (784, 256, 10), "cross_entropy", (0.97,), 4.0, batch=4096, ratio=2.0, methods=ANY_BATCH
     ),
     "higgs-full": Task(
-        "higgs", (28, 300, 1), "logistic", (0.69,), 10.0, True, batch="all", ratio=2.0, methods=FULL_BATCH
+        "higgs", (28, 300, 1), "logistic", (0.69,), 6.0, True, batch="all", ratio=2.0, methods=FULL_BATCH
     ),
     "fashion-mnist": Task("fashion-mnist", (784, 256, 10), "cross_entropy", (0.87,), 6.0),
     "digits": Task("digits", (64, 64, 10), "cross_entropy", (0.95,), 1.0),

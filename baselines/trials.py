@@ -38,12 +38,12 @@ __all__ = ["DIVERGED", "FAILED", "GIVEN_UP", "REACHED", "TIMED_OUT", "Trial", "W
 
 REACHED, TIMED_OUT, GIVEN_UP, DIVERGED, FAILED = "reached", "timed out", "given up", "diverged", "failed"
 
-SAMPLE = 2_000  # training rows whose loss is recorded: evaluating all, so often, would take longer than training
+SAMPLE = 1_000  # training rows whose loss is recorded: evaluating all, so often, would take longer than training
 WARM_UP_ROWS, WARM_UP_SECONDS = 4_096, 0.1
 PATIENCE, GRACE = 20.0, 60.0  # seconds on the wall that a trial may take: so many times its own, and so many more
 SLOW_TO_LOAD = ("sklearn.datasets", "h5py")  # what reads data; the server loads it once, where it is there
 TELL_EVERY = 0.25  # seconds between two lines of live progress
-RARELY = 0.06  # of its time so far, between two looks at a trial of a search: coarser than what is published
+RARELY = 0.12  # of its time so far, between two looks at a trial of a search: coarser than what is published
 
 Watch = Callable[[float, float], None]  # seconds and accuracy so far
 

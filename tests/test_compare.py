@@ -445,14 +445,14 @@ def test_time_to_accuracy_tunes_compares_and_says_who_won(
     options = ["--data-dir", str(tmp_path), "--problems", "digits", "--out", str(tmp_path)]
     assert time_to_accuracy.main(options) == 0
     screen = capsys.readouterr().out
-    assert "digits: 72 trials of the search" in screen  # 3 methods, 20 settings, 2 of them from 2 more seeds
-    assert len([line for line in screen.splitlines() if line.startswith("  sgd ")]) == 24
+    assert "digits: 57 trials of the search" in screen  # 3 methods, 15 settings, 2 of them from 2 more seeds
+    assert len([line for line in screen.splitlines() if line.startswith("  sgd ")]) == 19
     assert "ratio, averaging allowed (aimed at: 1.5): 0.80: sgd+average lr=" in screen
     assert "ratio, plain: 4.00: sgd lr=" in screen
     assert "SHORT in speed" in screen
     config = json.loads((tmp_path / "digits" / "config.json").read_text())
     assert config["methods"]["anchored"]["settings"] == {}
     assert config["seeds"] == [1, 2, 3, 4, 5]
-    assert "search: 24 trials, tpe, seed 0" in config["methods"]["sgd"]["where"]
+    assert "search: 19 trials, tpe, seed 0" in config["methods"]["sgd"]["where"]
     assert time_to_accuracy.main([*options, "--threads", "0"]) == 2
     assert "threads is 0" in capsys.readouterr().err
