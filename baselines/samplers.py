@@ -12,19 +12,9 @@ from typing import Any, final
 
 from .journal import Record
 from .methods import AbstractSpace, Choice, Settings
+from .ranking import score
 
-__all__ = ["SAMPLERS", "AbstractSampler", "Grid", "Tpe", "score", "seconds_of"]
-
-
-def score(record: Record) -> tuple[float, float]:
-    """Smaller is better: the seconds to the highest target, then how much accuracy was missing."""
-    accuracy = record["best_accuracy"]
-    return seconds_of(record), 1.0 - accuracy if accuracy is not None else math.inf
-
-
-def seconds_of(record: Record) -> float:
-    there = record["reached"].get(f"{max(record['targets']):g}")
-    return there[0] if there else math.inf
+__all__ = ["SAMPLERS", "AbstractSampler", "Grid", "Tpe"]
 
 
 class AbstractSampler(abc.ABC):

@@ -27,7 +27,6 @@ import itertools
 import json
 import math
 import shlex
-import statistics
 import sys
 from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
@@ -43,10 +42,11 @@ from . import pace, problems
 from .journal import Journal, Record
 from .machine import about
 from .methods import METHODS, AbstractSpace, Settings, entry, known_methods
-from .samplers import SAMPLERS, score, seconds_of
+from .ranking import best_of, score, seconds_of, settings_key
+from .samplers import SAMPLERS
 from .trials import Trial, run_apart
 
-__all__ = ["Search", "best_of", "search"]
+__all__ = ["Search", "search"]
 
 FINALISTS = 2  # settings that are tried with further seeds
 PATIENCE, LEAST = 1.5, 1 / 3  # a trial may take so many times the best time so far, but such a share of all it may have
@@ -154,9 +154,9 @@ def _confirm(wanted: Search, method: str, data: str, journal: Journal) -> None:
     """The best few once more from other seeds: one lucky run does not make a setting. Costs all methods alike."""
     mine = _mine(wanted, method, data, journal.records)
     first = sorted((r for r in mine if r["seed"] == wanted.seed), key=score)
-    finalists = list({_text(r["settings"]): r["settings"] for r in first}.values())[:FINALISTS]
-    done, allowed = {(_text(r["settings"]), r["seed"]) for r in mine}, _allowed(wanted, data, journal.records)
-    missing = [(s, seed) for s in finalists for seed in wanted.further_seeds if (_text(s), seed) not in done]
+    finalists = list({settings_key(r["settings"]): r["settings"] for r in first}.values())[:FINALISTS]
+    done, allowed = {(settings_key(r["settings"]), r["seed"]) for r in mine}, _allowed(wanted, data, journal.records)
+    missing = [(s, seed) for s in finalists for seed in wanted.further_seeds if (settings_key(s), seed) not in done]
     trials = [dataclasses.replace(wanted.trial(method, s, allowed, data), seed=seed) for s, seed in missing]
     with ThreadPoolExecutor(wanted.jobs) as pool:
         for record in pool.map(lambda trial: run_apart(trial, wanted.folder), trials):
@@ -166,10 +166,6 @@ def _confirm(wanted: Search, method: str, data: str, journal: Journal) -> None:
 def _keep(journal: Journal, record: Record) -> Record:
     kept = {name: value for name, value in record.items() if name not in ("curve", "marks")}
     return journal.append({**kept, "by_then": pace.by_then(record["curve"])})
-
-
-def _text(settings: Settings) -> str:
-    return json.dumps(settings, sort_keys=True)
 
 
 def _used_up(wanted: Search, done: list[Record], running: int) -> bool:
@@ -194,28 +190,6 @@ def _ours(wanted: Search, data: str, records: list[Record]) -> list[Record]:
     names, seeds = ("problem", "threads", "targets", "data"), (wanted.seed, *wanted.further_seeds)
     same = (wanted.problem, wanted.share, [wanted.target], data)
     return [r for r in records if same == tuple(r[k] for k in names) and r["seed"] in seeds]
-
-
-def best_of(records: list[Record]) -> Record:
-    """Of one method: of the settings tried with most seeds those with the best median, and how they did."""
-    groups: dict[str, list[Record]] = {}
-    for record in records:
-        groups.setdefault(_text(record["settings"]), []).append(record)
-    most = max(len({r["seed"] for r in group}) for group in groups.values())
-    best = min((g for g in groups.values() if len({r["seed"] for r in g}) == most), key=_medians)
-    seconds, missing = _medians(best)
-    return {
-        "settings": best[0]["settings"],
-        "seconds": seconds if math.isfinite(seconds) else None,
-        "best_accuracy": 1 - missing if math.isfinite(missing) else None,
-        "trials": len(records),
-        "wall": round(sum(r["wall"] for r in records), 1),
-    }
-
-
-def _medians(group: list[Record]) -> tuple[float, float]:
-    seconds, missing = zip(*map(score, group), strict=True)
-    return statistics.median(seconds), statistics.median(missing)
 
 
 def _stored(wanted: Search, records: list[Record], machine: Record, data: str, kept: Record) -> Record:

@@ -24,7 +24,7 @@ from pathlib import Path
 from baselines import compare, problems, search
 from baselines.journal import Record, read
 from baselines.methods import AVERAGE
-from baselines.samplers import score, seconds_of
+from baselines.ranking import score, seconds_of
 from baselines.verdict import OURS, settings_text, shown
 
 PROBLEMS = [name for name, task in problems.PROBLEMS.items() if task.ratio is not None]

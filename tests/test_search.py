@@ -13,8 +13,9 @@ import pytest
 from baselines import CG, pace, problems, samplers, search
 from baselines.journal import read
 from baselines.methods import METHODS, Choice, Entry, Log, entry
-from baselines.samplers import AbstractSampler, Grid, Tpe, score
-from baselines.search import Search, best_of
+from baselines.ranking import best_of, score
+from baselines.samplers import AbstractSampler, Grid, Tpe
+from baselines.search import Search
 from baselines.trials import GIVEN_UP, Trial, run_apart
 
 
