@@ -37,6 +37,8 @@ results: $(VENV)/ready compared
 	$(BIN)/python -m benchmarks.kernels --out benchmarks/results/kernels.json
 	$(BIN)/python -m benchmarks.steps --out benchmarks/results/steps.json
 	$(BIN)/python -m benchmarks.ablation --data-dir $(DATA) --cache-dir $(CACHE) --out benchmarks/results/ablation.json
+	$(BIN)/python -m benchmarks.accelerations --data-dir $(DATA) --cache-dir $(CACHE) --out benchmarks/results/accelerations.json
+	$(BIN)/python -m benchmarks.other_data --out benchmarks/results/other_data.json
 	$(BIN)/python -m benchmarks.memory --folder $(CACHE)/rows --out benchmarks/results/memory.json
 	$(BIN)/python -m benchmarks.baselines --data-dir $(CACHE)/prepared --out benchmarks/results/baselines.json
 	$(MAKE) readme

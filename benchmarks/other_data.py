@@ -2,10 +2,10 @@
 
     python -m benchmarks.other_data --out benchmarks/results/other_data.json
 
-Nine data sets of scikit-learn, embedded or made: 7 to 3,000 features, 133 to 15,000 training rows, raw units from 1e-6 to
-1e6, two to ten classes or a number to predict; five nets each, 10 to 1,000 units wide, one to six hidden layers. The
-score is the best test accuracy (or R squared) of any epoch, the same number of epochs for all; Adam's is that of the best
-of its rates, with weight averaging, on inputs standardised for it. A difference counts where it is larger than one
+Nine data sets of scikit-learn, embedded or made: 2 to 3,000 features, 133 to 15,000 training rows, raw units from 1e-6
+to 1e6, two to ten classes or a number to predict; five nets each, 10 to 1,000 units wide, one to six hidden layers. The
+score is the best test accuracy (or R squared) of any epoch, the same number of epochs for all; Adam's is that of the
+best of its rates, with weight averaging, on inputs standardised for it. A difference counts where it is larger than one
 standard error of the score on the test rows. A quarter of the rows is held out.
 """
 

@@ -93,8 +93,40 @@ def ablation() -> str:
     return "\n".join(lines)
 
 
+def accelerations() -> str:
+    """Methods with other targets stand below one another, so a row may have other columns than the one before."""
+    figures = load("accelerations")["results"]
+    lines = ["| full batch | sweeps |", "| --- | --- |"]
+    for variant, row in figures.items():
+        cells = ", ".join(f"{name}: {'never' if v is None else format(v, 'g')}" for name, v in row.items())
+        lines.append(f"| {variant} | {cells} |")
+    return "\n".join(lines)
+
+
+def other_data() -> str:
+    figures = load("other_data")["results"]
+    nets = list(dict.fromkeys("-".join(map(str, r["hidden"])) for r in figures))
+    lines = [f"| ours / Adam | {' | '.join(nets)} |", f"| --- {'| --- ' * len(nets)}|"]
+    for data in dict.fromkeys(r["data"] for r in figures):
+        cells = [f"{_bold(r, 'ours')} / {_bold(r, 'adam')}" for r in figures if r["data"] == data]
+        lines.append(f"| {data} | {' | '.join(cells)} |")
+    better, worse = (sum(_wins(r, name) for r in figures) for name in ("ours", "adam"))
+    equal = len(figures) - better - worse
+    return "\n".join([*lines, "", f"Ours is better on {better} nets, about equal on {equal}, worse on {worse}."])
+
+
+def _wins(row: Any, name: str) -> bool:
+    """By more than the score's standard error."""
+    other: float = row["adam" if name == "ours" else "ours"]
+    return bool(row[name] > other + row["error"])
+
+
+def _bold(row: Any, name: str) -> str:
+    return f"**{row[name]:.3f}**" if _wins(row, name) else f"{row[name]:.3f}"
+
+
 TABLES: dict[str, Callable[[], str]] = {
-    **{f.__name__: f for f in (baselines, bregman, kernels, steps, ablation)},
+    **{f.__name__: f for f in (baselines, bregman, kernels, steps, ablation, accelerations, other_data)},
     **{"time_to_accuracy": comparison.time_to_accuracy, "compare": comparison.compare},
 }
 
