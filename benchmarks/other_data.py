@@ -50,7 +50,8 @@ class Case(NamedTuple):
         return "test_accuracy" if self.outputs else "test_r2"
 
 
-def case(name: str, x: Any, y: Any, outputs: int) -> Case:
+def case(name: str, data: Any, outputs: int) -> Case:
+    x, y = data
     features = torch.as_tensor(np.asarray(x, np.float32))
     target = torch.as_tensor(y).long() if outputs else torch.as_tensor((y - y.mean()) / y.std()).float().unsqueeze(1)
     order = torch.randperm(len(features), generator=torch.Generator().manual_seed(0))
@@ -60,20 +61,20 @@ def case(name: str, x: Any, y: Any, outputs: int) -> Case:
 
 
 def cases() -> Iterator[Case]:
-    yield case("digits", *datasets.load_digits(return_X_y=True), 10)
-    yield case("breast cancer", *datasets.load_breast_cancer(return_X_y=True), 1)
-    yield case("wine", *datasets.load_wine(return_X_y=True), 3)
-    yield case("diabetes", *datasets.load_diabetes(return_X_y=True), 0)
-    yield case("friedman", *datasets.make_friedman1(3000, 10, noise=1.0, random_state=0), 0)
-    yield case("moons", *datasets.make_moons(2000, noise=0.25, random_state=0), 1)
+    yield case("digits", datasets.load_digits(return_X_y=True), 10)
+    yield case("breast cancer", datasets.load_breast_cancer(return_X_y=True), 1)
+    yield case("wine", datasets.load_wine(return_X_y=True), 3)
+    yield case("diabetes", datasets.load_diabetes(return_X_y=True), 0)
+    yield case("friedman", datasets.make_friedman1(3000, 10, noise=1.0, random_state=0), 0)
+    yield case("moons", datasets.make_moons(2000, noise=0.25, random_state=0), 1)
     options: dict[str, Any] = {"random_state": 0}
     five = datasets.make_classification(
         5000, 50, n_informative=12, n_classes=5, n_clusters_per_class=3, class_sep=1.0, **options
     )
-    yield case("five classes", *five, 5)
-    yield case("3,000 features", *datasets.make_classification(600, 3000, n_informative=20, **options), 1)
+    yield case("five classes", five, 5)
+    yield case("3,000 features", datasets.make_classification(600, 3000, n_informative=20, **options), 1)
     x, y = datasets.make_classification(20_000, 20, n_informative=10, n_clusters_per_class=8, random_state=1)
-    yield case("units 1e-6 to 1e6", x * np.logspace(-6, 6, 20), y, 1)
+    yield case("units 1e-6 to 1e6", (x * np.logspace(-6, 6, 20), y), 1)
 
 
 def network(widths: tuple[int, ...]) -> nn.Sequential:
