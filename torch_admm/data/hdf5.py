@@ -25,7 +25,7 @@ from .writer import Writer
 
 __all__ = ["Description", "HDF5Rows", "Writer", "describe", "read"]
 
-BLOCK_BYTES = 8 << 20  # read as one piece of work: less and the threads wait for each other, more and memory grows
+BLOCK_BYTES = 4 << 20  # read as one piece of work: less and the threads wait for each other, more and caches overflow
 WINDOW_BYTES = 1 << 20  # of each shard, chunks from all over it whose rows are shuffled together
 MERGED_BYTES = 4 << 20  # rows of several shards that are put together into batches at a time
 
