@@ -96,23 +96,29 @@ def held_out(count: int, held: int, seed: int) -> Pair:
 def regrouped(blocks: Iterable[Pair], size: int) -> Iterator[Chunk]:
     """Blocks of any number of rows as chunks of `size`; what lies within one block is not copied."""
     start, waiting, held = 0, list[Pair](), 0
-    for x, y in blocks:
-        done = 0
-        while held + len(x) - done >= size:
-            rows = slice(done, done + size - held)
-            yield _joined([*waiting, (take(x, rows), take(y, rows))], start)
-            start, done, waiting, held = start + size, rows.stop, [], 0
-        if done < len(x):
-            rest = slice(done, len(x))
-            waiting.append((take(x, rest), take(y, rest)))
-            held += len(x) - done
-    if waiting:
-        yield _joined(waiting, start)
+    for block in blocks:
+        for x, y in _pieces(*block, size - held, size):
+            waiting.append((x, y))
+            held += len(x)
+            if held == size:
+                yield _joined(waiting, start, size)
+                start, waiting, held = start + size, [], 0
+    if held:
+        yield _joined(waiting, start, held)
 
 
-def _joined(parts: list[Pair], start: int) -> Chunk:
+def _pieces(x: Tensor, y: Tensor, first: int, size: int) -> Iterator[Pair]:
+    """The first so many rows, then `size` at a time."""
+    if first < min(size, len(x)):
+        rest = slice(first, len(x))
+        yield take(x, slice(0, first)), take(y, slice(0, first))
+        x, y = take(x, rest), take(y, rest)
+    yield from zip(x.split(size), y.split(size), strict=True)
+
+
+def _joined(parts: list[Pair], start: int, count: int) -> Chunk:
     x, y = parts[0] if len(parts) == 1 else (torch.cat(column) for column in zip(*parts, strict=True))
-    return Chunk(slice(start, start + len(x)), x, y)
+    return Chunk(slice(start, start + count), x, y)
 
 
 @singledispatch
