@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from scipy.io import savemat
 
 import torch_admm
 from tests.commands import command as in_a_process
@@ -247,3 +248,30 @@ def test_ctrl_c_saves_what_there_is_and_ends_with_130(folder: Path, tmp_path: Pa
     assert "Traceback" not in errors
     assert "saved" in out
     assert torch.load(tmp_path / "model.pt", weights_only=True).keys() == {"0.weight", "0.bias", "2.weight", "2.bias"}
+
+
+# --- from raw files to a trained model, as README and docs/data.md say
+
+
+def test_raw_files_to_trained_models(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    random = np.random.default_rng(0)
+    x = random.standard_normal((400, 28))
+    rows = np.column_stack([x[:, 0] > 0, x])
+    for name, some in (("train_300", rows[:300]), ("test_100", rows[300:])):
+        path = tmp_path / f"higgs/HIGGS_{name}.csv.gz"
+        path.parent.mkdir(exist_ok=True)
+        np.savetxt(path, some, delimiter=",")
+    for name, count in (("train", 60), ("test", 20)):
+        digits = np.where(np.arange(count) % 2, 2, 10)  # 10 stands for the digit 0
+        crops = np.where(digits == 2, 30, 220) + random.integers(-20, 20, (32, 32, 3, count))
+        path = tmp_path / f"svhn/{name}_32x32.mat"
+        path.parent.mkdir(exist_ok=True)
+        savemat(path, {"X": crops.astype(np.uint8), "y": digits[:, None].astype(np.uint8)})
+    sources = {"higgs": [], "svhn": ["--workers", 1], "synthetic": ["--rows", 3000, "--test-rows", 200]}
+    for name, options in sources.items():
+        saved = tmp_path / f"{name}.pt"
+        code, out, _ = run(capsys, "data", "prepare", name, *options, "--data-dir", tmp_path)
+        assert (code, f"{name}/train.h5 and test.h5: written" in out) == (0, True)
+        words = ["--data", name, "--data-dir", tmp_path, "--net", 8, "--epochs", 1, "--save", saved]
+        code, out, _ = run(capsys, "train", *words)
+        assert (code, "test_accuracy" in out, saved.exists()) == (0, True, True)
