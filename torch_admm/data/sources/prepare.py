@@ -147,7 +147,7 @@ def between_blocks() -> Iterator[Callable[[], None]]:
 
 def shown(blocks: Iterator[Block], label: str) -> Iterator[Block]:
     """The same blocks, with a bar: by share of the work, since a compressed file does not tell its rows."""
-    layout = "{desc}: {percentage:3.0f}%|{bar}| {postfix} [{elapsed}<{remaining}]"
+    layout = "{desc}: {percentage:3.0f}%|{bar}| [{elapsed}<{remaining}{postfix}]"
     with tqdm(total=1.0, desc=label, bar_format=layout, disable=None) as bar:
         rows = 0
         for block in blocks:
