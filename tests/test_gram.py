@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 
 from torch_admm import map_of
+from torch_admm.comm import Solo
+from torch_admm.data import Rows
 from torch_admm.gram import Gram, cross, with_ones
 from torch_admm.sums import FLOAT32_ROWS, Sums
 
@@ -155,7 +157,7 @@ def summed(A: Tensor, Z: Tensor) -> Tensor:
     """As a sweep solves for W, chunk by chunk."""
     linear = map_of(torch.nn.Linear(A.shape[1], Z.shape[1], bias=False, dtype=A.dtype))
     assert linear is not None
-    sums = Sums(linear, linear.read(), ridge=None, rows=len(A))
+    sums = Sums(linear, linear.read(), ridge=None, rows=Rows(A, Z), comm=Solo())
     for a, z in zip(A.split(1700), Z.split(1700), strict=True):
         sums.add(a, z)
     return sums.solve()

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Literal, final
+from collections.abc import Iterator, Sequence
+from typing import Any, ClassVar, Literal, final
 
 import torch
 from torch import Tensor
 
 from . import steps
 from .arguments import choice, per_layer, positive, positive_int
-from .data import AbstractRows, take
+from .data import AbstractRows, Chunk, take
 from .gram import Factor
 from .losses import loss_of
 from .method import AbstractMethod
 from .problem import Problem, Weights
 from .random import gaussian
-from .sums import Sums, summed_at_once
+from .sums import Sums, merged, summed_at_once
 
 __all__ = ["BregmanADMM"]
 
@@ -38,6 +38,8 @@ class BregmanADMM(AbstractMethod):
     - `chunk_rows`: rows worked on at once, which bounds the working memory; None chooses.
     - `state_dtype`: of the stored a, z and lam (float32, bfloat16, float64); None takes that of the data.
     """
+
+    by_row: ClassVar[tuple[str, ...]] = ("a", "z", "lam")
 
     def __init__(
         self,
@@ -77,8 +79,9 @@ class BregmanADMM(AbstractMethod):
         self.gamma = per_layer("gamma", self._gamma, L - 1)
         self.problem, self.rows, self.sweeps = problem, rows, 0
         widest = max(layer.map.outputs for layer in problem.layers.values())
-        at_once = summed_at_once(rows.count)
-        self.size = min(self.chunk_rows or max(256, CHUNK_ENTRIES // widest // at_once * at_once), rows.count)
+        at_once = summed_at_once(rows.total)
+        size = self.chunk_rows or max(256, CHUNK_ENTRIES // widest // at_once * at_once)
+        self.size = min(size, max(1, rows.count))
         # the output step makes nothing as wide as a hidden layer, unless it has to convert one
         converts = self.state_dtype not in (None, problem.dtype)
         self.output_size = self.size if converts else self.size * max(1, min(16, widest // problem.outputs))
@@ -102,10 +105,10 @@ class BregmanADMM(AbstractMethod):
         layers, loss, sums = self.problem.layers, self.loss, self.sums
 
         for l in range(1, L):
+            solve = layers[l + 1].map.solve_input(W[l + 1], beta[l + 1], gamma[l])  # while sums are on their way
             # W_l <- z_l a_{l-1}^+
             W[l] = sums[l].solve()
-            solve = layers[l + 1].map.solve_input(W[l + 1], beta[l + 1], gamma[l])
-            for rows, x, _ in self.rows.chunks(self.size):
+            for part, (rows, x, _) in self._portions(self.size):
                 # a_l <- (beta W_{l+1}'W_{l+1} + gamma I)^-1 (beta W_{l+1}'z_{l+1} + gamma h_l(z_l))
                 a_rows, z_rows, z_next = take(a[l], rows), take(z[l], rows), self._target(l + 1, rows)
                 h_z = layers[l].h(self._load(z[l], rows), self._offer(a_rows))
@@ -115,14 +118,17 @@ class BregmanADMM(AbstractMethod):
                 z_l = steps.hidden_step(layers[l].h, a_l, m, beta[l], gamma[l], self._offer(z_rows))
                 z_l = self._store(z_rows, z_l)
                 # sums for W_{l+1}, and for W_1 of the next sweep, while these rows are in the cache
-                sums[l + 1].add(a_l, z_next)
+                sums[l + 1].add(a_l, z_next, part)
                 if l == 1:
-                    sums[1].add(x, z_l)
+                    sums[1].add(x, z_l, part)
+            sums[l + 1].send()
+            if l == 1:
+                sums[1].send()
 
         # W_L <- z_L a_{L-1}^+
         W[L] = sums[L].solve()
         self.sweeps += 1
-        for rows, x, y in self.rows.chunks(self.output_size):
+        for part, (rows, x, y) in self._portions(self.output_size):
             # z_L <- argmin_z loss(z, y) + <lam, z> + beta ||z - m_L||^2
             m = layers[L].map.forward(W[L], self._input(L, rows, x))
             lam = self._load(self.lam, rows)
@@ -131,7 +137,9 @@ class BregmanADMM(AbstractMethod):
             if self.multiplier != "none" and self.sweeps > self.warm_start:
                 self._store(take(self.lam, rows), steps.multiplier_step(lam, z_L, m, beta[L], self.dual_step))
             if L == 1:
-                sums[1].add(x, self._target(1, rows))
+                sums[1].add(x, self._target(1, rows), part)
+        if L == 1:
+            sums[1].send()
 
     def weights(self) -> Weights:
         """The current W."""
@@ -140,20 +148,20 @@ class BregmanADMM(AbstractMethod):
     @torch.no_grad()
     def measures(self) -> dict[str, float]:
         """Root mean squares of z_l - m_l (`residual_z`), a_l - h_l(z_l) (`residual_a`) and of lam, over all layers."""
-        z_m = torch.zeros((), dtype=torch.float64, device=self.problem.device)
-        a_h = torch.zeros_like(z_m)
-        for rows, x, _ in self.rows.chunks(self.size):
+        squares = [torch.zeros(3, dtype=torch.float64, device=self.problem.device) for _ in self.comm.starts(self.rows)]
+        for part, (rows, x, _) in self._portions(self.size):
+            z_m, a_h, lam = squares[part].unbind()
+            lam += self._load(self.lam, rows).double().square().sum()
             for l, layer in self.problem.layers.items():
                 z_l = self._load(self.z[l], rows)
                 z_m += (z_l - layer.map.forward(self.W[l], self._input(l, rows, x))).square().sum()
                 if l < self.problem.L:
                     a_h += (self._load(self.a[l], rows) - layer.h(z_l)).square().sum()
-        entries = {k: sum(v.numel() for v in part.values()) for k, part in (("z", self.z), ("a", self.a))}
-        return {
-            "residual_z": float(z_m / entries["z"]) ** 0.5,
-            "residual_a": float(a_h / max(1, entries["a"])) ** 0.5,
-            "multiplier": float(self.lam.double().square().mean()) ** 0.5,
-        }
+        widths = [layer.map.outputs for layer in self.problem.layers.values()]
+        entries = sum(widths), max(1, sum(widths[:-1])), widths[-1]
+        names = "residual_z", "residual_a", "multiplier"
+        total = self.comm.total(squares).tolist()
+        return {k: (v / (n * self.rows.total)) ** 0.5 for k, v, n in zip(names, total, entries, strict=True)}
 
     def state_dict(self) -> dict[str, Any]:
         """W, a, z, lam and the number of sweeps."""
@@ -194,23 +202,30 @@ class BregmanADMM(AbstractMethod):
     def _empty_sums(self, l: int, factor: Factor | None = None) -> Sums:
         if l == 1 and factor is None:
             factor = self._factor_data()
-        return Sums(self.problem.layers[l].map, self.W[l], ridge=self.ridge, rows=self.rows.count, factor=factor)
+        linear, W = self.problem.layers[l].map, self.W[l]
+        return Sums(linear, W, ridge=self.ridge, rows=self.rows, comm=self.comm, factor=factor)
 
     def _add_all(self, l: int) -> None:
-        for rows, x, _ in self.rows.chunks(self.size):
-            self.sums[l].add(self._input(l, rows, x), self._target(l, rows))
+        """As a sweep would: the same rows at a time give the same bits."""
+        for part, (rows, x, _) in self._portions(self.size if self.problem.L > 1 else self.output_size):
+            self.sums[l].add(self._input(l, rows, x), self._target(l, rows), part)
+        self.sums[l].send()
 
     def _factor_data(self) -> Factor:
-        gram = self.problem.layers[1].map.gram(self.W[1], torch.float64)
+        linear, W = self.problem.layers[1].map, self.W[1]
+        grams = [linear.gram(W, torch.float64) for _ in self.comm.starts(self.rows)]
         size = min(self.size, max(1, CHUNK_ENTRIES // self.problem.inputs))  # each is converted to float64
-        for chunk in self.rows.chunks(size):
-            gram.accumulate(chunk.x)
-        return gram.factor(self.ridge)
+        for part, chunk in self._portions(size):
+            grams[part].accumulate(chunk.x)
+        return merged(grams, self.rows, self.comm).factor(self.ridge)
+
+    def _portions(self, size: int) -> Iterator[tuple[int, Chunk]]:
+        return self.comm.portions(self.rows, size)
 
     def _draw(self, seed: int) -> None:
         """Gaussian a and z; the W from them are what the first a steps see."""
         L = self.problem.L
-        for rows, _, _ in self.rows.chunks(self.size):
+        for _, (rows, _, _) in self._portions(self.size):
             numbers = slice(self.rows.first + rows.start, self.rows.first + rows.stop)
             for stream, state in enumerate([*self.a.values(), *self.z.values()]):
                 self._store(take(state, rows), gaussian(numbers, state.shape[1], seed, stream, self.W[L]))
@@ -220,7 +235,7 @@ class BregmanADMM(AbstractMethod):
 
     def _run_forward(self, seed: int) -> None:
         """a and z at the model's own forward pass; the seed has no part in it."""
-        for rows, x, _ in self.rows.chunks(self.size):
+        for _, (rows, x, _) in self._portions(self.size):
             a = x
             for l, layer in self.problem.layers.items():
                 m = layer.map.forward(self.W[l], a)
@@ -234,17 +249,17 @@ class BregmanADMM(AbstractMethod):
         return torch.empty(shape, dtype=self.state_dtype or self.problem.dtype, device=self.problem.device)
 
     def _load(self, state: Tensor, rows: slice) -> Tensor:
-        return take(state, rows).to(self.problem.dtype)
+        return self.comm.aligned(take(state, rows).to(self.problem.dtype))
 
     def _store(self, state: Tensor, value: Tensor) -> Tensor:
         """Keep `value` in these rows of the state, and give it back as the state holds it."""
         if value is not state:
             state.copy_(value)
-        return state.to(self.problem.dtype)
+        return self.comm.aligned(state.to(self.problem.dtype))
 
     def _offer(self, state: Tensor) -> Tensor | None:
         """Rows of the state, for a step to write its answer into, if they are of the working dtype."""
-        return state if state.dtype == self.problem.dtype else None
+        return state if state.dtype == self.problem.dtype and self.comm.is_aligned(state) else None
 
     def _scratch(self, like: Tensor) -> Tensor:
         """Memory for a chunk of m that stays in the cache; what is allocated anew costs a page fault every 4 KiB."""

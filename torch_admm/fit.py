@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+import os
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, final
+from typing import Any, Literal, final
 
-import torch
 from torch import nn
 
 from .anchored import AnchoredADMM
-from .arguments import fraction, positive_int
+from .arguments import choice, fraction, positive_int
+from .checkpoint import Checkpoints
+from .comm import current
 from .data import has_floating_targets, rows_of
+from .errors import CheckpointError
+from .identity import identity, settings_of
 from .judge import Judge
 from .method import AbstractMethod
-from .problem import Weights, from_module
+from .problem import from_module
 from .record import AbstractSink, Clock, ProgressBar, Row
-from .stop import AbstractStop, Outcome, is_better
+from .run import Run, conditions
+from .stop import AbstractStop, Outcome
 
 __all__ = ["Result", "fit"]
 
@@ -52,6 +55,11 @@ def fit(
     seed: int = 0,
     restore_best: bool = True,
     state: dict[str, Any] | None = None,
+    checkpoint: str | os.PathLike[str] | None = None,
+    checkpoint_every: int = 1,
+    keep: int = 2,
+    resume: bool | Literal["auto"] = False,
+    deterministic: bool = False,
 ) -> Result:
     """Train `model` in place and say how it went.
 
@@ -74,96 +82,77 @@ def fit(
     - `restore_best`: leave the model at its best recorded row; False leaves it at the last.
     - `state`: go on from what `result.method.state_dict()` gave; sweeps, seconds and history count from here.
 
+    - `checkpoint`: a folder for the whole state of the run, every `checkpoint_every` sweeps and at the end; the last
+      `keep` stay there. `resume=True` goes on from the newest one, "auto" too if there is any.
+    - `deterministic`: any number of ranks gives the same bits, up to 24 and on one kind of CPU; slower, as each rank
+      takes one thread and smaller sums.
+
+    Within `with torch_admm.comm.start():` under torchrun, mpirun or srun all ranks train one model together. Each calls
+    `fit` with the same arguments and data, and works on its part of the rows; the weights of rank 0 are what training
+    starts from. Sinks, and an `evaluate` that is a function, are called on rank 0 only. The history is the same on all
+    ranks, and has the bytes that each handed over while training (`bytes_sent`).
+
     Arguments are checked before anything in the model changes. Training runs outside autocast, whatever surrounds it.
     Ctrl-C ends the run and returns what there is, once the first row has been recorded.
     """
-    max_sweeps = positive_int("max_sweeps", max_sweeps)
-    every = positive_int("evaluate_every", evaluate_every)
-    seed = positive_int("seed", seed, least=0)
-    if batch_size is not None:
-        batch_size = positive_int("batch_size", batch_size)
-    stops = _several("stop", stop, AbstractStop)
-    outlets = _several("sinks", ProgressBar() if sinks is None else sinks, AbstractSink)
-    method = _default_method(model, data) if method is None else method
-    if not isinstance(method, AbstractMethod):
-        raise ValueError(f"method is {method!r}; an AbstractMethod such as BregmanADMM(loss) is expected")
-    problem = from_module(model, method.loss)
-    rows = rows_of(data, problem)
-    if batch_size is not None and rows.batch_size not in (None, batch_size):
-        raise ValueError(f"batch_size is {batch_size}, but the batches of the DataLoader have {rows.batch_size} rows")
-    rows, held = (rows, None) if validation is None else rows.parted(_part(validation, rows.count), seed)
-    judge = Judge(problem, rows, held, evaluate, monitor)
+    comm = current(deterministic=choice("deterministic", deterministic, (False, True)))
+    with comm.together():
+        max_sweeps = positive_int("max_sweeps", max_sweeps)
+        every = positive_int("evaluate_every", evaluate_every)
+        seed = positive_int("seed", seed, least=0)
+        if batch_size is not None:
+            batch_size = positive_int("batch_size", batch_size)
+        stops = _several("stop", stop, AbstractStop)
+        outlets = _several("sinks", ProgressBar() if sinks is None else sinks, AbstractSink)
+        keep, save_every = positive_int("keep", keep), positive_int("checkpoint_every", checkpoint_every)
+        choice("resume", resume, (False, True, "auto"))
+        if resume and checkpoint is None:
+            raise ValueError(f"resume is {resume!r}, but there is no checkpoint; name its folder")
+        method = _default_method(model, data) if method is None else method
+        if not isinstance(method, AbstractMethod):
+            raise ValueError(f"method is {method!r}; an AbstractMethod such as BregmanADMM(loss) is expected")
+        problem = from_module(model, method.loss)
+        rows = rows_of(data, problem)
+        if batch_size is not None and rows.batch_size not in (None, batch_size):
+            said = f"the batches of the DataLoader have {rows.batch_size} rows"
+            raise ValueError(f"batch_size is {batch_size}, but {said}")
+        rows, held = (rows, None) if validation is None else rows.parted(_part(validation, rows.count), seed)
+        about = identity(problem, method, rows, batch_size, seed)
+        settings = {"max_sweeps": max_sweeps, "evaluate_every": every, "checkpoint_every": save_every, "resume": resume}
+        rows = rows.part(comm.rank, comm.size)
+    if comm.size > 1:
+        comm.same(**about, **settings_of(method), **settings)
+        problem.write({l: comm.from_first_(W) for l, W in problem.read().items()})
+    checkpoints = None if checkpoint is None else Checkpoints(checkpoint, comm, about, keep)
+    judge = Judge(problem, rows, held, evaluate, monitor, comm)
     clock = Clock()
-    with clock, _outside_autocast(problem.device):
+    method.comm = comm
+    with clock, conditions(problem.device, comm):
         method.init(problem, rows, batch_size=batch_size, seed=seed)
         if state is not None:
             method.load_state_dict(state)
             problem.write(method.weights())
-    run = _Run(method, judge, clock, stops, outlets, every)
+    outlets = outlets if comm.rank == 0 else []
+    run = Run(method, judge, comm, rows, clock, stops, outlets, every, checkpoints, save_every)
+    if checkpoints is not None:
+        _take_up(run, checkpoints, resume)
     outcome, message = run.loop(max_sweeps)
     problem.write(run.best_weights if restore_best or outcome is Outcome.NON_FINITE else run.last_weights)
     return Result(model, outcome, message, run.history, run.best, method)
 
 
-@final
-@dataclass
-class _Run:
-    """The loop and what it remembers: the history, and the best row with its weights."""
-
-    method: AbstractMethod
-    judge: Judge
-    clock: Clock
-    stops: list[AbstractStop]
-    sinks: list[AbstractSink]
-    every: int
-    history: list[Row] = field(default_factory=list)
-    best: Row = field(default_factory=dict)
-    best_weights: Weights = field(default_factory=dict)
-    last_weights: Weights = field(default_factory=dict)  # whole, even if Ctrl-C came while they were being written
-
-    def loop(self, max_sweeps: int) -> tuple[Outcome, str]:
-        self.last_weights = self.judge.problem.read()
-        outcome = self.record(0)  # before the sinks open: it refuses names that are not recorded
-        with ExitStack() as stack:
-            for sink in self.sinks:
-                sink.open(max_sweeps)
-                stack.callback(sink.close)
-            self.tell(self.history[0])
-            try:
-                return self.sweeps(max_sweeps) if outcome is None else (outcome, str(outcome))
-            except KeyboardInterrupt:
-                return Outcome.INTERRUPTED, str(Outcome.INTERRUPTED)
-
-    def sweeps(self, max_sweeps: int) -> tuple[Outcome, str]:
-        for sweep in range(1, max_sweeps + 1):
-            with self.clock, _outside_autocast(self.judge.problem.device):
-                self.method.step()
-                W = self.method.weights()
-                broken = _non_finite(W)  # waits for the device, so it belongs inside the clock
-            if broken:
-                message = f"{Outcome.NON_FINITE}: layer {broken[0]}, sweep {sweep}"
-                warnings.warn(f"{message}; the model is left at its best finite weights", RuntimeWarning, stacklevel=5)
-                return Outcome.NON_FINITE, message
-            self.last_weights = dict(W)
-            self.judge.problem.write(W)
-            if sweep % self.every == 0 or sweep == max_sweeps:
-                outcome = self.record(sweep)
-                self.tell(self.history[-1])
-                if outcome is not None:
-                    return outcome, str(outcome)
-        return Outcome.MAX_SWEEPS, str(Outcome.MAX_SWEEPS)
-
-    def record(self, sweep: int) -> Outcome | None:
-        row = self.judge.judge({"sweep": sweep, "seconds": self.clock.seconds, **self.method.measures()})
-        key = self.judge.monitor
-        if not self.best or is_better(key, row[key], self.best[key]):
-            self.best, self.best_weights = row, self.judge.problem.read()
-        self.history.append(row)
-        return next((o for rule in self.stops if (o := rule.check(self.history, key)) is not None), None)
-
-    def tell(self, row: Row) -> None:
-        for sink in self.sinks:
-            sink.write(row)
+def _take_up(run: Run, checkpoints: Checkpoints, resume: bool | str) -> None:
+    """Go on from the newest checkpoint, if that is wanted; never write over those of another run."""
+    if not resume:
+        if checkpoints.there():
+            said = 'resume="auto" goes on from them; else name another folder'
+            raise CheckpointError(f"{checkpoints.folder} has checkpoints of a run already; {said}")
+        return
+    saved = checkpoints.load(run.span)
+    if saved is not None:
+        run.resume(saved)
+    elif resume is True:
+        raise CheckpointError(f"{checkpoints.folder} has no checkpoint to go on from")
 
 
 def _default_method(model: nn.Module, data: Any) -> AbstractMethod:
@@ -189,15 +178,3 @@ def _several(name: str, value: Any, kind: type[Any]) -> list[Any]:
         if not isinstance(v, kind):
             raise ValueError(f"{name} has {v!r}; objects of {kind.__name__} are expected")
     return values
-
-
-@contextmanager
-def _outside_autocast(device: torch.device) -> Iterator[None]:
-    """Sums and solves in half precision would train nothing."""
-    with torch.autocast(device.type, enabled=False) if torch.is_autocast_enabled(device.type) else nullcontext():
-        yield
-
-
-def _non_finite(W: Weights) -> list[int]:
-    flags = torch.stack([torch.isfinite(W_l).all() for W_l in W.values()]).tolist()
-    return [l for l, fine in zip(W, flags, strict=True) if not fine]

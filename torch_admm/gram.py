@@ -16,6 +16,8 @@ those that are barely determined, and its rounding would reach the rest. No step
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from functools import lru_cache
 from itertools import pairwise
 from typing import final
 
@@ -82,6 +84,28 @@ class Gram:
             self._collapse()
             assert self._upper is not None
             self._upper += other.matrix().triu()
+
+    def packed(self, first: int, total: int) -> list[Tensor]:
+        """What crosses to other ranks, to be added up: the sums, or where all `total` rows are fewer than the columns,
+        these rows, the ones here being those from `first` on.
+        """
+        if total < self.columns:
+            rows = torch.cat([self.total.new_zeros(0, self.columns), *(a.double() for a in self._rows or ())])
+            place = self.total.new_zeros(total, self.columns)
+            place.narrow(0, first, len(rows)).copy_(rows)
+            return [self.total, place]
+        self._collapse()
+        assert self._upper is not None
+        return [self.total, self._upper[_upper(self.columns, self.total.device)]]
+
+    def unpack(self, sums: Sequence[Tensor], total: int) -> None:
+        """Take the place of a Gram that has seen the `total` rows of all ranks."""
+        self.count, (self.total, values) = total, sums
+        if total < self.columns:
+            self._rows, self._upper = [values], None
+        else:
+            self._rows, self._upper = None, torch.zeros_like(self.total).repeat(self.columns, 1)
+            self._upper[_upper(self.columns, values.device)] = values
 
     def matrix(self) -> Tensor:
         """a'a, (columns, columns) in float64."""
@@ -192,6 +216,13 @@ def blocks(columns: int) -> list[tuple[int, int]]:
     count = max(1, min(4, columns // BLOCK))
     cuts = [round(columns * i / count) for i in range(count + 1)]
     return list(pairwise(cuts))
+
+
+@lru_cache
+def _upper(columns: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Where the entries on and above the diagonal are."""
+    rows, across = torch.triu_indices(columns, columns, device=device).unbind()
+    return rows, across
 
 
 def _shifted_inverse(S: Tensor, delta: float) -> Tensor:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import abc
-from typing import Any
+from typing import Any, ClassVar
 
+from .comm import AbstractComm, Solo
 from .data import AbstractRows
 from .losses import AbstractLoss
 from .problem import Problem, Weights
@@ -17,9 +18,14 @@ class AbstractMethod(abc.ABC):
 
     `fit` calls `init` once and then `step` again and again; after each step it takes `weights()` and writes them into
     the model itself. A method never evaluates the model and never reads the clock.
+
+    With several ranks, `rows` are those of this one, and what is summed over rows is summed over ranks by `comm`; all
+    ranks then compute the same weights. `rows.total` counts the rows of all.
     """
 
     loss: AbstractLoss
+    comm: AbstractComm = Solo()  # the other ranks: `fit` sets it before `init`
+    by_row: ClassVar[tuple[str, ...]] = ()  # entries of `state_dict` with one row a sample of this rank
 
     @abc.abstractmethod
     def init(self, problem: Problem, rows: AbstractRows, *, batch_size: int | None, seed: int) -> None:

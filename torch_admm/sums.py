@@ -9,10 +9,12 @@ import torch
 from torch import Tensor
 
 from . import steps
-from .gram import Factor
+from .comm import AbstractComm, Pending, pack, unpack
+from .data import AbstractRows
+from .gram import Factor, Gram
 from .maps import AbstractLinearMap
 
-__all__ = ["Sums", "summed_at_once"]
+__all__ = ["Sums", "merged", "summed_at_once"]
 
 FLOAT32_ROWS = 120_000  # from so many rows on, float32 products leave 1e-5; with fewer, float64 ones are affordable
 SUM_ROWS = 0.6  # times the root of all rows: how many products are summed as they are made
@@ -27,35 +29,81 @@ class Sums:
     1, hence products of a few hundred rows at a time. With few rows there is little to average, and float32 weights
     take float64 products.
 
-    A `factor` that is given stands in for G: the data never change, so theirs is taken once.
+    A `factor` that is given stands in for G: the data never change, so theirs is taken once. Of all that is added on
+    all ranks, one buffer crosses: R and the upper triangle of G.
     """
 
     def __init__(
-        self, linear: AbstractLinearMap, W: Tensor, *, ridge: float | None, rows: int, factor: Factor | None = None
+        self,
+        linear: AbstractLinearMap,
+        W: Tensor,
+        *,
+        ridge: float | None,
+        rows: AbstractRows,
+        comm: AbstractComm,
+        factor: Factor | None = None,
     ) -> None:
-        """`W` gives shape, dtype and device; `rows` is how many will be added before each solve."""
+        """`W` gives shape, dtype and device; all `rows` are added before each solve."""
         self.linear, self.like, self.ridge, self.factor = linear, W, ridge, factor
-        self.products = torch.float64 if rows < FLOAT32_ROWS else W.dtype
+        self.rows, self.comm = rows, comm
+        self.pending: Pending | None = None
+        self.sent: list[Tensor] = []
+        self.products = torch.float64 if rows.total < FLOAT32_ROWS else W.dtype
         spare = self.products != W.dtype  # float64 sums for float32 weights may be as long as they like
-        self.at_once = None if spare else summed_at_once(rows)
+        self.at_once = None if spare else summed_at_once(rows.total)
         self._clear()
 
-    def add(self, a: Tensor, z: Tensor) -> None:
-        """Add rows of the layer's inputs a and of its targets z."""
+    def add(self, a: Tensor, z: Tensor, part: int = 0) -> None:
+        """Add rows of the layer's inputs a and of its targets z; `part` is what `comm.portions` said."""
         a, z = a.to(self.products), z.to(self.products)
-        self.R += self.linear.cross(z, a, self.at_once)
+        self.R[part] += self.linear.cross(z, a, self.at_once)
         if self.factor is None:
-            self.gram.accumulate(a)
+            self.grams[part].accumulate(a)
+
+    def send(self) -> None:
+        """Start to add up what all ranks have; no rows are added after that."""
+        if not self.comm.alone:
+            parts = [[R, *self._packed(part)] for part, R in enumerate(self.R)]
+            self.sent = parts[0]
+            packed = [pack(part, torch.float64) for part in parts]
+            self.pending = self.comm.total_later(packed)
 
     def solve(self) -> Tensor:
-        """argmin_W sum ||z - W [a, 1]||^2 over the rows added since the last call."""
-        W = steps.weight_step(self.factor or self.gram.factor(self.ridge), self.R, self.like)
+        """argmin_W sum ||z - W [a, 1]||^2 over the rows that all ranks have added and sent."""
+        gram, R = self.total()
+        W = steps.weight_step(self.factor or gram.factor(self.ridge), R, self.like)
         self._clear()
         return W
 
+    def total(self) -> tuple[Gram, Tensor]:
+        """G, unless a factor stands in for it, and R."""
+        if self.comm.alone:
+            return self.grams[0], self.R[0]
+        assert self.pending is not None, "send comes first"
+        R, *sums = unpack(self.pending.wait(), self.sent)
+        if self.factor is None:
+            self.grams[0].unpack(sums, self.rows.total)
+        return self.grams[0], R
+
+    def _packed(self, part: int) -> list[Tensor]:
+        if self.factor is not None:
+            return []
+        return self.grams[part].packed(self.comm.starts(self.rows)[part], self.rows.total)
+
     def _clear(self) -> None:
-        self.R = torch.zeros(self.like.shape, dtype=torch.float64, device=self.like.device)
-        self.gram = self.linear.gram(self.like, products=self.products, at_once=self.at_once)
+        parts = self.comm.starts(self.rows)
+        self.R = [torch.zeros(self.like.shape, dtype=torch.float64, device=self.like.device) for _ in parts]
+        self.grams = [self.linear.gram(self.like, products=self.products, at_once=self.at_once) for _ in parts]
+        self.pending = None
+
+
+def merged(grams: list[Gram], rows: AbstractRows, comm: AbstractComm) -> Gram:
+    """One Gram of all rows, from those of the pieces here."""
+    if not comm.alone:
+        parts = [gram.packed(first, rows.total) for gram, first in zip(grams, comm.starts(rows), strict=True)]
+        total = comm.total([pack(part, torch.float64) for part in parts])
+        grams[0].unpack(unpack(total, parts[0]), rows.total)
+    return grams[0]
 
 
 def summed_at_once(rows: int) -> int:

@@ -66,6 +66,11 @@ class AbstractComm(abc.ABC):
     def from_first_(self, values: Tensor) -> Tensor:
         """The values of rank 0, written over those of the others."""
 
+    @property
+    def alone(self) -> bool:
+        """Is there nothing to add up but what is here, in whatever order?"""
+        return self.size == 1 and not self.deterministic
+
     def sum_(self, values: Tensor) -> Tensor:
         """The sum over all ranks, in place."""
         return self.sum_later(values).wait()
@@ -120,32 +125,34 @@ class AbstractComm(abc.ABC):
         """What is summed by itself before anything is added to it: all rows here, or one shard."""
         return [shard for _, shard in rows.shards()] if self.deterministic else [rows]
 
+    def starts(self, rows: AbstractRows) -> list[int]:
+        """The first row of each piece, among those of all ranks."""
+        return [rows.first + part.start for part in rows.split.local()] if self.deterministic else [rows.first]
+
     def aligned(self, values: Tensor) -> Tensor:
         """The values where products of them always round alike; in the fast mode, as they are."""
-        return values.clone() if self.deterministic and values.data_ptr() % ALIGNMENT else values
+        return values if self.is_aligned(values) else values.clone()
 
-    def total(self, parts: Sequence[Tensor], like: Tensor) -> Tensor:
-        """The sum over all pieces of all ranks, which may be `parts[0]` itself; `like` gives its shape and dtype."""
-        return self.total_later(parts, like).wait()
+    def is_aligned(self, values: Tensor) -> bool:
+        """Do products of them round as those of any copy would? In the fast mode nobody asks."""
+        return not (self.deterministic and values.data_ptr() % ALIGNMENT)
 
-    def total_later(self, parts: Sequence[Tensor], like: Tensor) -> Pending:
+    def total(self, parts: Sequence[Tensor]) -> Tensor:
+        """The sum over all pieces of all ranks; `parts` has one tensor a piece, and may be used up."""
+        return self.total_later(parts).wait()
+
+    def total_later(self, parts: Sequence[Tensor]) -> Pending:
         """As `total`, but only start it."""
         if not self.deterministic:
             return self.sum_later(parts[0])
-        return self._tree_sum_later(parts, like)
-
-    def _tree_sum_later(self, parts: Sequence[Tensor], like: Tensor) -> Pending:
         held = stretches(self._counts(len(parts)))
-        tree = (0, held[-1][1])
-        begin = held[self.rank][0]
+        tree, begin = (0, held[-1][1]), held[self.rank][0]
         leaves: dict[Branch, Tensor] = {(begin + i, begin + i + 1): part for i, part in enumerate(parts)}
-        owned = [branches(tree, stretch) for stretch in held]
         if self.size == 1:
             return Pending(lambda: tree_sum(tree, leaves))
-        sent = like.new_zeros(max(map(len, owned)), *like.shape)
-        for i, branch in enumerate(owned[self.rank]):
-            sent.select(0, i).copy_(tree_sum(branch, leaves))
-        pending = self.gather_later(sent)
+        owned = [branches(tree, stretch) for stretch in held]
+        sums = [tree_sum(branch, leaves) for branch in owned[self.rank]]
+        pending = self._padded_later(sums, max(map(len, owned)))
 
         def finish() -> Tensor:
             came = pending.wait()
@@ -154,8 +161,26 @@ class AbstractComm(abc.ABC):
 
         return Pending(finish)
 
+    def collect(self, parts: Sequence[Tensor]) -> list[Tensor]:
+        """The parts of all pieces of all ranks, in order; for small ones."""
+        counts = self._counts(len(parts)) if self.deterministic else [1] * self.size
+        came = self._padded_later(parts, max(counts)).wait()
+        return [part for theirs, count in zip(came.unbind(), counts, strict=True) for part in theirs.unbind()[:count]]
+
+    def gather_rows(self, values: Tensor, rows: AbstractRows) -> Tensor:
+        """What each rank has for its rows, for all of them: each adds its own to zeros, which is exact."""
+        place = values.new_zeros(rows.total, *values.shape[1:])
+        place.narrow(0, rows.first, len(values)).copy_(values)
+        return self.sum_(place)
+
+    def _padded_later(self, parts: Sequence[Tensor], most: int) -> Pending:
+        sent = torch.stack(list(parts))
+        if len(parts) < most:
+            sent = torch.cat([sent, sent.new_zeros(most - len(parts), *sent.shape[1:])])
+        return self.gather_later(sent)
+
     def _counts(self, mine: int) -> list[int]:
-        """How many pieces each rank has: shards are dealt out by rank, so this is asked once."""
+        """How many pieces each rank has, at least one; shards are dealt out by rank, so this is asked once."""
         if self._pieces is None:
             counts = self.gather_later(torch.tensor([mine])).wait().flatten()
             self._pieces = [int(count) for count in counts]
