@@ -105,7 +105,7 @@ def test_one_process_is_the_trivial_case() -> None:
     assert alone.all_true(True)
     assert not alone.all_true(False)
     assert (alone.rank, alone.size, alone.bytes_sent) == (0, 1, 0)
-    alone.same(batch_size=3)
+    alone.same({"batch_size": 3})
     with pytest.raises(KeyError, match="lost"), alone.together():
         raise KeyError("lost")
     with comm.start() as found:
@@ -130,13 +130,13 @@ def _say(ranks: AbstractComm) -> dict[str, Any]:
 
 def _disagree(ranks: AbstractComm) -> list[str]:
     messages = []
-    ranks.same(width=3)
+    ranks.same({"width": 3})
     for what in (
         {"batch_size": 256 if ranks.rank == 1 else 512},
         {"net": "28-300-1", **({"x": 1} if ranks.rank else {})},
     ):
         with pytest.raises(RankError) as caught:
-            ranks.same(**what)
+            ranks.same(what)
         messages.append(str(caught.value))
     with pytest.raises(ValueError, match="no such file") as failure, ranks.together():
         _fail_on(ranks.rank == 1)

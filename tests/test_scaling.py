@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from tests.helpers import net, rng, started
 from torch_admm import AnchoredADMM, fit, from_module
+from torch_admm.comm import Solo
 from torch_admm.data import Rows, rows_of
 from torch_admm.gram import with_ones
 from torch_admm.scaling import REACH, Scaling, measured
@@ -38,7 +39,7 @@ def plain(x: Tensor) -> Rows:
 
 
 def wanted(x: Tensor, bias: bool = True) -> Scaling:
-    scaling = measured(plain(x), bias, True)
+    scaling = measured(plain(x), bias, True, Solo())
     assert scaling is not None
     return scaling
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Literal, final
 
 import torch
@@ -13,16 +14,18 @@ from . import steps
 from .activations import GOLDEN
 from .arguments import choice, fraction, non_negative, positive, positive_int
 from .bound import BoundADMM
+from .comm import pack, unpack
 from .data import AbstractRows
 from .losses import loss_of
 from .method import AbstractMethod
 from .moments import LOOK_ROWS, AbstractMoment, moment
 from .problem import Problem, Weights, from_module
-from .scaling import Scaling, measured
+from .scaling import Scaling, looked, measured
 
 __all__ = ["AnchoredADMM"]
 
 CHUNK_ENTRIES = 1 << 20  # of the widest layer or input: a chunk's temporaries then stay in the last-level cache
+WORTH_CUTTING = 256  # rows of a shard: with fewer, a chunk for each costs more than its rows
 EXACT_SIDE = 16  # up to so many outputs the factor of the a step is taken anew every batch, else at refreshes
 EARLY = (1, 2, 4, 8, 16)  # batches at which moments are refreshed too, while they know little
 SMALL_NET = 16_384  # weights up to which mini-batches may be twice as large
@@ -30,7 +33,7 @@ EXPLODED = 2.0  # a loss above so many times that of the first weights is taken 
 
 COUNTERS = ("steps", "epoch", "shorter", "rollbacks", "highest")
 
-Batch = tuple[Tensor, Tensor]
+Batch = tuple[Tensor, Tensor, Sequence[int] | None]  # x, y, and how many of a mini-batch each shard has
 
 
 @final
@@ -65,6 +68,7 @@ class AnchoredADMM(AbstractMethod):
     kept_W: Weights
     kept_mean: Weights
     scaling: Scaling | None
+    _watched: Tensor
 
     def __init__(
         self,
@@ -127,30 +131,47 @@ class AnchoredADMM(AbstractMethod):
         self.rows, self.seed = rows, seed
         self._start(problem)
         weights = sum(W.numel() for W in self.W.values())
-        self.size = self.batch_size_for(rows.count, weights) if batch_size is None else min(batch_size, rows.count)
+        self.size = self.batch_size_for(rows.total, weights) if batch_size is None else min(batch_size, rows.total)
         self.scale(rows)
 
     def step(self) -> None:
         """One epoch of mini-batches, or one sweep over all rows."""
-        if self.size >= self.rows.count:
-            self.sweep(((x, y) for _, x, y in self.rows.chunks(self.chunk)), self.rows.count)
+        if self.size >= self.rows.total:
+            self.sweep([self._chunks(piece) for piece in self.comm.pieces(self.rows)], self.rows.total, torch.float64)
         else:
-            for x, y in self.rows.batches(self.size, self.seed, self.epoch):
-                self.sweep([(x, y)], self.size, look_at=LOOK_ROWS)
+            for pieces in self._batches():
+                self.sweep(pieces, self.size)
         self.epoch += 1
         self._guard()
 
     @torch.no_grad()
-    def sweep(self, chunks: Iterable[Batch], rows: int, look_at: int | None = None) -> None:
-        """One step of all weights, from the sums over `chunks`; `rows` is the usual number of rows of a step.
+    def sweep(self, pieces: Sequence[Iterable[Batch]], rows: int, kept: torch.dtype | None = None) -> None:
+        """One step of all weights, from the sums over the batches of all ranks; `rows` is their usual number.
 
-        Moments and loss are looked at on a quarter of each chunk, but on `look_at` rows at least; None: on all.
+        What is here comes as `comm.pieces` has it; without other ranks, as one piece. Sums are kept as `kept`.
         """
-        L, W, layers, beta, gamma = self.problem.L, self.W, self.problem.layers, self.beta, self.gamma
         look = self.looks()
         K = self._factors(look)
+        R = self._total([self._sums(chunks, K, look, rows, kept) for chunks in pieces], look)
+        if look and not self._refresh():
+            return
+        for l in self.W:
+            # D_l = (C_l + rho' s' I)^-1 R_l (G_l + rho s I)^-1, up to scale;  V_l = mu V_l + D_l
+            D = self.residuals[l].left(self.inputs[l].right(R[l]))
+            torch.add(D, self.V[l], alpha=self.momentum, out=self.V[l])
+        # W_l += eta_k max(||W_l||, ||W_l at the start||) V_l / ||V_l||
+        self._move(self._length(rows))
+        self.steps += 1
+        self._average()
+
+    def _sums(
+        self, chunks: Iterable[Batch], K: Weights, look: bool, rows: int, kept: torch.dtype | None
+    ) -> list[Tensor]:
+        """The walk forward and back: R_l of all layers, then, if it is time to look, what was seen on the way."""
+        L, W, layers, beta, gamma = self.problem.L, self.W, self.problem.layers, self.beta, self.gamma
         R: Weights = {}
-        for x, y in chunks:
+        for x, y, counts in chunks:
+            some = _look_at(counts, rows, x.device) if look else None
             # forward: a_l = h_l(m_l), m_l = W_l a_{l-1} + b_l
             a: Weights = {}
             m: Weights = {}
@@ -161,14 +182,14 @@ class AnchoredADMM(AbstractMethod):
             # output: r_L = argmin_z { loss(z, y) + beta ||z - m_L||^2 } - m_L
             r = self.loss.prox(m[L], y, beta).sub_(m[L])
             if look:
-                self._watch(*(_some(t, look_at) for t in (x, m[L], y)))
+                self._watch(*(_some(t, some) for t in (x, m[L], y)))
             for l in range(L, 0, -1):
                 # sums of the weight step: R_l = sum r_l' [a_{l-1}, 1]
-                R_l = layers[l].map.cross(r, a[l - 1])
+                R_l = layers[l].map.cross(r, a[l - 1]).to(kept or W[l].dtype)
                 R[l] = R[l] + R_l if l in R else R_l
                 if look:
-                    self.inputs[l].look(_some(a[l - 1], look_at))
-                    self.residuals[l].look(_some(r, look_at))
+                    self.inputs[l].look(_some(a[l - 1], some))
+                    self.residuals[l].look(_some(r, some))
                 if l > 1:
                     # d = argmin_d { beta ||r_l - W_l d||^2 + gamma ||d||^2 }, the way to the target a' = a_{l-1} + d
                     room = self._room("d", l, len(x), layers[l].map.inputs)
@@ -177,16 +198,48 @@ class AnchoredADMM(AbstractMethod):
                     h_m = a[l - 1].narrow(1, 0, d.shape[1])
                     room = self._room("r", l, len(x), d.shape[1])
                     r = steps.hidden_residual(layers[l - 1].h, d, m[l - 1], h_m, beta, gamma, room)
-        if look and not self._refresh():
-            return
-        for l in layers:
-            # D_l = (C_l + rho' s' I)^-1 R_l (G_l + rho s I)^-1, up to scale;  V_l = mu V_l + D_l
-            D = self.residuals[l].left(self.inputs[l].right(R[l]))
-            torch.add(D, self.V[l], alpha=self.momentum, out=self.V[l])
-        # W_l += eta_k max(||W_l||, ||W_l at the start||) V_l / ||V_l||
-        self._move(self._length(rows))
-        self.steps += 1
-        self._average()
+        sums = [R[l] if l in R else torch.zeros_like(W[l], dtype=kept) for l in W]
+        return [*sums, *self._seen()] if look else sums
+
+    def _seen(self) -> list[Tensor]:
+        """What was looked at, taken out of where it was added up."""
+        seen = [self._watched, *(t for part in self._moments() for t in part.seen)]
+        self._watched = torch.zeros_like(self._watched)
+        for part in self._moments():
+            part.seen = [torch.zeros_like(t) for t in part.seen]
+        return seen
+
+    def _total(self, parts: list[list[Tensor]], look: bool) -> Weights:
+        """R_l over all pieces of all ranks; what all have seen goes back to where it came from. One buffer crosses."""
+        total = parts[0]
+        if not self.comm.alone:
+            dtype = torch.float64 if look else parts[0][0].dtype
+            total = unpack(self.comm.total([pack(part, dtype) for part in parts]), parts[0])
+        R = {l: R_l.to(self.W[l].dtype) for l, R_l in zip(self.W, total, strict=False)}
+        if look:
+            self._watched, *seen = total[len(R) :]
+            for i, part in enumerate(self._moments()):
+                part.seen = seen[3 * i : 3 * i + 3]
+        return R
+
+    def _moments(self) -> list[AbstractMoment]:
+        return [*self.inputs.values(), *self.residuals.values()]
+
+    def _chunks(self, piece: AbstractRows) -> Iterator[Batch]:
+        """Products of the same rows round alike, so chunks end with the shards, unless these are tiny."""
+        shards = [s for _, s in piece.shards()] if piece.total >= WORTH_CUTTING * piece.split.number else [piece]
+        for shard in shards:
+            for _, x, y in shard.chunks(self.chunk):
+                yield self.comm.aligned(x), y, None
+
+    def _batches(self) -> Iterator[list[list[Batch]]]:
+        """What is here of every mini-batch, and how many rows that is of each shard."""
+        order = self.size, self.seed, self.epoch
+        for (x, y), counts in zip(self.rows.batches(*order), self.rows.batch_counts(*order), strict=True):
+            if self.comm.deterministic:
+                yield [[(*pair, [len(pair[0])])] for pair in zip(x.split(counts), y.split(counts), strict=True)]
+            else:
+                yield [[(x, y, counts)]]
 
     def looks(self) -> bool:
         """Is the next step one that refreshes the second moments?"""
@@ -267,7 +320,7 @@ class AnchoredADMM(AbstractMethod):
         self.K = {l: W.new_zeros(len(W), len(W)) for l, W in self.W.items() if l > 1}
         widest = max(max(layer.map.inputs, layer.map.outputs) for layer in problem.layers.values())
         self.chunk = max(256, CHUNK_ENTRIES // widest)
-        self._watched: list[Tensor] = []
+        self._watched = torch.zeros(3, dtype=torch.float64, device=problem.device)  # losses: now, first; rows
         self._rooms: dict[tuple[str, int], Tensor] = {}
         self._keep()
         self.first_W = {l: W.clone() for l, W in self.W.items()}
@@ -278,13 +331,15 @@ class AnchoredADMM(AbstractMethod):
         Fresh weights are meant for inputs of unit size; those of a model that was trained already, for its own.
         """
         linear = self.problem.layers[1].map
-        scaling = measured(rows, self.W[1].shape[1] > linear.inputs, self.standardise)
+        scaling = measured(rows, self.W[1].shape[1] > linear.inputs, self.standardise, self.comm)
         if scaling is None:
             return
-        some = next(rows.chunks(self.chunk))
-        as_they_are = self.loss(self.problem.forward(self.W, some.x), some.y).double().mean()
-        as_fresh = self.loss(self.problem.forward(self.W, scaling(some.x)), some.y).double().mean()
-        if not bool(as_fresh <= as_they_are):
+        losses = [torch.zeros(2, dtype=torch.float64, device=self.problem.device) for _ in self.comm.starts(rows)]
+        for part, (_, x, y) in looked(rows, [slice(0, min(self.chunk, rows.total))], self.comm):
+            outputs = (self.problem.forward(self.W, u) for u in (x, scaling(x)))
+            losses[part] += torch.stack([self.loss(z, y).double().sum() for z in outputs])
+        as_they_are, as_fresh = self.comm.total(losses).tolist()
+        if not as_fresh <= as_they_are:
             self.W[1] = scaling.unfold(self.W[1])
         self.scaling, self.mean[1], self.norm[1] = scaling, self.W[1].clone(), _size(self.W[1])
         self._keep()
@@ -314,26 +369,28 @@ class AnchoredADMM(AbstractMethod):
         """beta (beta W W' + gamma I)^-1 of the a steps; a large one is factored at refreshes only."""
         for l in self.K:
             if look or len(self.K[l]) <= EXACT_SIDE:
-                self.K[l] = self.problem.layers[l].map.output_factor(self.W[l], self.beta, self.gamma)
+                K = self.problem.layers[l].map.output_factor(self.W[l], self.beta, self.gamma)
+                self.K[l] = K.contiguous()  # as a state that is loaded is: products then round alike
         return self.K
 
     def _watch(self, x: Tensor, m: Tensor, y: Tensor) -> None:
         """Add up the loss now, and that of the first weights on the same rows: one batch may be harder than another."""
         first = self.problem.forward(self.first_W, self._input(x))
         rows = torch.full((), float(len(x)), dtype=torch.float64, device=x.device)
-        self._watched.append(torch.stack([*(self.loss(z, y).double().sum() for z in (m, first)), rows]))
+        losses = (self.loss(z, y).double().sum() for z in (m, first))
+        self._watched = self._watched + torch.stack([*losses, rows])
 
     def _refresh(self) -> bool:
         """Take what was looked at into the moments, unless the loss says that the last steps must be taken back."""
-        now, first, rows = torch.stack(self._watched).sum(0).tolist()
-        now, first, self._watched = now / rows, first / rows, []
+        now, first, rows = self._watched.tolist()
+        now, first, self._watched = now / rows, first / rows, torch.zeros_like(self._watched)
         self.highest = max(self.highest, first)
         if not now <= EXPLODED * self.highest:
             self._roll_back()
             return False
         if now <= self.highest:  # between the two bounds things may go either way
             self._keep()
-        for part in (*self.inputs.values(), *self.residuals.values()):
+        for part in self._moments():
             part.refresh()
         return True
 
@@ -376,8 +433,19 @@ class AnchoredADMM(AbstractMethod):
         self.steps += 1
 
 
-def _some(rows: Tensor, least: int | None) -> Tensor:
-    return rows if least is None else rows.narrow(0, 0, min(len(rows), max(least, len(rows) // 4)))
+def _look_at(counts: Sequence[int] | None, rows: int, device: torch.device) -> Tensor | None:
+    """Which rows of a mini-batch are looked at: of each shard, whoever has it, the same share; None for all."""
+    if counts is None:
+        return None
+    share, first, index = min(1.0, max(LOOK_ROWS / rows, 0.25)), 0, list[int]()
+    for count in counts:
+        index += range(first, first + math.ceil(share * count))
+        first += count
+    return torch.tensor(index, dtype=torch.int64, device=device)
+
+
+def _some(rows: Tensor, index: Tensor | None) -> Tensor:
+    return rows if index is None else rows.index_select(0, index)
 
 
 def _size(W: Tensor) -> Tensor:

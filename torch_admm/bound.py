@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from .data import AbstractRows, Rows, rows_of
-from .moments import LOOK_ROWS
 from .problem import Problem
 
 if TYPE_CHECKING:
@@ -35,8 +34,9 @@ class BoundADMM:
             if self.usual == 0:
                 self.method.scale(rows)
             self.usual = max(self.usual, rows.count)
-            chunks = [(c.x, c.y) for c in rows.chunks(max(self.method.chunk, WHOLE_BATCH))]
-            self.method.sweep(chunks, self.usual, LOOK_ROWS if len(chunks) == 1 else None)
+            chunks = list(rows.chunks(max(self.method.chunk, WHOLE_BATCH)))
+            counts = [rows.count] if len(chunks) == 1 else None
+            self.method.sweep([[(c.x, c.y, counts) for c in chunks]], self.usual)
             self.problem.write(self.method.current())
 
     def _rows(self, x: Tensor, y: Tensor) -> AbstractRows:

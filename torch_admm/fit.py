@@ -121,7 +121,7 @@ def fit(
         settings = {"max_sweeps": max_sweeps, "evaluate_every": every, "checkpoint_every": save_every, "resume": resume}
         rows = rows.part(comm.rank, comm.size)
     if comm.size > 1:
-        comm.same(**about, **settings_of(method), **settings)
+        comm.same(about | settings_of(method) | settings)
         problem.write({l: comm.from_first_(W) for l, W in problem.read().items()})
     checkpoints = None if checkpoint is None else Checkpoints(checkpoint, comm, about, keep)
     judge = Judge(problem, rows, held, evaluate, monitor, comm)

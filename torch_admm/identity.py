@@ -36,7 +36,8 @@ def identity(
 
 def settings_of(method: AbstractMethod) -> dict[str, Any]:
     """The settings that are plain values; a method that has run before has its state beside them."""
-    return {name: value for name, value in vars(method).items() if isinstance(value, Plain) and name[0] != "_"}
+    plain = {name: value for name, value in vars(method).items() if isinstance(value, Plain)}
+    return {f"{type(method).__name__}.{name}": value for name, value in plain.items() if name[0] != "_"}
 
 
 def _fingerprint(rows: AbstractRows) -> int:

@@ -10,6 +10,7 @@ step removes, this is the ridge solution of a least-squares problem whose normal
 from __future__ import annotations
 
 import abc
+from collections.abc import Sequence
 from typing import Any, final
 
 import torch
@@ -28,16 +29,18 @@ SLOWEST = 0.1  # weight of the newest rows once the mean over all refreshes has 
 class AbstractMoment(abc.ABC):
     """`look` at rows, any number of times; `refresh` takes them into the running mean; `right`, `left` apply."""
 
+    _sum: Tensor
+
     def __init__(self, columns: int, rho: float, like: Tensor) -> None:
         """Know nothing yet; `like` gives dtype and device."""
         self.columns, self.rho, self.like = columns, rho, like
         self.refreshes = 0
         self.square = torch.zeros((), dtype=torch.float64, device=like.device)  # s
-        self._count, self._square = 0, torch.zeros_like(self.square)
+        self._count, self._square = torch.zeros_like(self.square), torch.zeros_like(self.square)
 
     def look(self, v: Tensor) -> None:
         """Take rows v, shape (rows, columns), into the next refresh."""
-        self._count += len(v)
+        self._count = self._count + len(v)
         self._square = self._square + v.square().sum()
         self._look(v)
 
@@ -45,10 +48,19 @@ class AbstractMoment(abc.ABC):
         """Fold in what was looked at; the first refreshes are a plain mean, so that nothing is biased to the start."""
         self.refreshes += 1
         weight = max(SLOWEST, 1 / self.refreshes)
-        rows = max(1, self._count)
+        rows = self._count.clamp_min(1)
         self.square = torch.lerp(self.square, self._square / (rows * self.columns), weight)
         self._refresh(rows, weight)
-        self._count, self._square = 0, torch.zeros_like(self.square)
+        self.seen = [torch.zeros_like(t) for t in self.seen]
+
+    @property
+    def seen(self) -> list[Tensor]:
+        """The sums over what was looked at since the last refresh: they can be added to those of other ranks."""
+        return [self._count, self._square, self._sum]
+
+    @seen.setter
+    def seen(self, sums: Sequence[Tensor]) -> None:
+        self._count, self._square, self._sum = sums
 
     def state_dict(self) -> dict[str, Any]:
         """The running mean and its factor; what was looked at since the last refresh is not part of it."""
@@ -73,7 +85,7 @@ class AbstractMoment(abc.ABC):
     def _look(self, v: Tensor) -> None: ...
 
     @abc.abstractmethod
-    def _refresh(self, rows: int, weight: float) -> None: ...
+    def _refresh(self, rows: Tensor, weight: float) -> None: ...
 
     @abc.abstractmethod
     def _state(self) -> dict[str, Tensor]: ...
@@ -98,13 +110,12 @@ class FullMoment(AbstractMoment):
     def _look(self, v: Tensor) -> None:
         self._sum = self._sum + v.T @ v
 
-    def _refresh(self, rows: int, weight: float) -> None:
+    def _refresh(self, rows: Tensor, weight: float) -> None:
         self.G = torch.lerp(self.G, self._sum / rows, weight)
-        self._sum = torch.zeros_like(self.G)
         unit = torch.where(self.square > 0, self.square, 1.0)
         eye = torch.eye(self.columns, dtype=torch.float64, device=self.G.device)
         L = torch.linalg.cholesky_ex(self.G / (unit * self.rho) + eye).L
-        self.P = torch.cholesky_inverse(L).to(self.like.dtype)
+        self.P = torch.cholesky_inverse(L).to(self.like.dtype).contiguous()  # as a state that is loaded is
 
     def _state(self) -> dict[str, Tensor]:
         return {"G": self.G, "P": self.P}
@@ -117,7 +128,7 @@ class LeadingMoment(AbstractMoment):
     def __init__(self, columns: int, rho: float, like: Tensor) -> None:
         super().__init__(columns, rho, like)
         start = gaussian(slice(0, columns), LEADING, 0, 0, like.new_empty(0, dtype=torch.float64))
-        self.U = _orthonormal(start)[0].to(like.dtype)
+        self.U = _orthonormal(start)[0].to(like.dtype).contiguous()
         self.e = torch.zeros(LEADING, dtype=torch.float64, device=like.device)
         self.Uc = torch.zeros_like(self.U)  # U diag(e / (e + rho s))
         self._sum = torch.zeros(columns, LEADING, dtype=torch.float64, device=like.device)
@@ -131,12 +142,12 @@ class LeadingMoment(AbstractMoment):
     def _look(self, v: Tensor) -> None:
         self._sum = self._sum + v.T @ (v @ self.U)
 
-    def _refresh(self, rows: int, weight: float) -> None:
+    def _refresh(self, rows: Tensor, weight: float) -> None:
         U = self.U.double()
         U, self.e = _orthonormal(torch.lerp(U * self.e, self._sum / rows, weight))
         unit = torch.where(self.square > 0, self.square, 1.0)
-        self.U, self.Uc = (M.to(self.like.dtype) for M in (U, U * (self.e / (self.e + self.rho * unit))))
-        self._sum = torch.zeros_like(self._sum)
+        damped = U * (self.e / (self.e + self.rho * unit))
+        self.U, self.Uc = (M.to(self.like.dtype).contiguous() for M in (U, damped))  # as a state that is loaded is
 
     def _state(self) -> dict[str, Tensor]:
         return {"U": self.U, "e": self.e, "Uc": self.Uc}

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, final
 
 import torch
 from torch import Tensor
 
-from .data import AbstractRows
+from .comm import AbstractComm
+from .data import AbstractRows, Chunk
 
-__all__ = ["Scaling", "measured"]
+__all__ = ["Scaling", "looked", "measured"]
 
 LOOKS, LOOK_ROWS = 16, 4096  # of more rows, so many stretches of so many are looked at
 GLANCE_ROWS = 512  # in place of LOOK_ROWS, to see whether they are raw: most are not, and training waits
@@ -50,12 +51,18 @@ class Scaling:
         return {"shift": self.shift, "scale": self.scale}
 
 
-def measured(rows: AbstractRows, bias: bool, wanted: bool | None) -> Scaling | None:
-    """The scaling of these rows; with `wanted` None only if they look raw. Without a bias nothing is shifted."""
-    if not (_look_raw(rows) if wanted is None else wanted):
+def measured(rows: AbstractRows, bias: bool, wanted: bool | None, comm: AbstractComm) -> Scaling | None:
+    """The scaling of the rows of all ranks; with `wanted` None only if they look raw.
+
+    Without a bias nothing is shifted. All ranks find the same, and the same as one process would.
+    """
+    if not (_look_raw(rows, comm) if wanted is None else wanted):
         return None
-    mean, square = _moments(rows, LOOK_ROWS)
-    reach = torch.stack([(x - mean).abs().amax(0) for x in _looks(rows, LOOK_ROWS)]).amax(0)
+    mean, square = _moments(rows, LOOK_ROWS, comm)
+    reach = torch.zeros_like(mean)
+    for _, (_, x, _) in looked(rows, _stretches(rows.total, LOOK_ROWS), comm):
+        reach = torch.maximum(reach, (x - mean).abs().amax(0))
+    reach = comm.gather_later(reach).wait().amax(0)
     rms = square.sqrt()
     shift = mean if bias else torch.zeros_like(mean)
     spread = torch.maximum((square - shift * (2 * mean - shift)).clamp_min(0).sqrt(), reach / REACH)
@@ -64,25 +71,29 @@ def measured(rows: AbstractRows, bias: bool, wanted: bool | None) -> Scaling | N
     return Scaling(shift.to(rows.like.dtype), scale.to(rows.like.dtype))
 
 
-def _look_raw(rows: AbstractRows) -> bool:
-    rms = _moments(rows, GLANCE_ROWS)[1].sqrt()
+def _look_raw(rows: AbstractRows, comm: AbstractComm) -> bool:
+    rms = _moments(rows, GLANCE_ROWS, comm)[1].sqrt()
     return bool((rms.max() > RAW) | (rms.max() < 1 / RAW))
 
 
-def _moments(rows: AbstractRows, size: int) -> tuple[Tensor, Tensor]:
+def _moments(rows: AbstractRows, size: int, comm: AbstractComm) -> tuple[Tensor, Tensor]:
     """Mean and mean square of each feature, in float64, over the rows looked at."""
-    count, total, square = 0, *(rows.like.new_zeros(rows.like.shape[1], dtype=torch.float64) for _ in range(2))
-    for x in _looks(rows, size):
-        count += len(x)
-        total = total + x.double().sum(0)
-        square = square + x.double().square().sum(0)
-    return total / count, square / count
+    stretches = _stretches(rows.total, size)
+    sums = [rows.like.new_zeros(2, rows.like.shape[1], dtype=torch.float64) for _ in comm.starts(rows)]
+    for part, (_, x, _) in looked(rows, stretches, comm):
+        sums[part] += torch.stack([x.double().sum(0), x.double().square().sum(0)])
+    mean, square = (comm.total(sums) / sum(s.stop - s.start for s in stretches)).unbind()
+    return mean, square
 
 
-def _looks(rows: AbstractRows, size: int) -> Iterator[Tensor]:
-    for stretch in _stretches(rows.count, size):
-        for chunk in rows.stretch(stretch).chunks(size):
-            yield chunk.x
+def looked(rows: AbstractRows, stretches: Sequence[slice], comm: AbstractComm) -> Iterator[tuple[int, Chunk]]:
+    """What is here of some stretches of the rows of all ranks, each with the piece that it is of."""
+    for part, piece in enumerate(comm.pieces(rows)):
+        for stretch in stretches:
+            start, stop = (min(max(at - piece.first, 0), piece.count) for at in (stretch.start, stretch.stop))
+            if start < stop:
+                for chunk in piece.stretch(slice(start, stop)).chunks(stop - start):
+                    yield part, Chunk(chunk.rows, comm.aligned(chunk.x), chunk.y)
 
 
 def _stretches(count: int, size: int) -> list[slice]:

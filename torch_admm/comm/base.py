@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, final
 
@@ -89,9 +89,9 @@ class AbstractComm(abc.ABC):
         rows = self.gather_later(room).wait()
         return [bytes(row.narrow(0, 0, n).tolist()).decode() for row, n in zip(rows.unbind(), lengths, strict=True)]
 
-    def same(self, **what: Any) -> None:
+    def same(self, what: Mapping[str, Any]) -> None:
         """A RankError on every rank, naming what differs, unless all ranks say the same."""
-        told = [json.loads(text) for text in self.texts(json.dumps(what, default=str))]
+        told = [json.loads(text) for text in self.texts(json.dumps(dict(what), default=str))]
         for other, theirs in enumerate(told):
             for name in {**told[0], **theirs}:
                 first, second = told[0].get(name), theirs.get(name)

@@ -1,0 +1,232 @@
+"""One model trained by several ranks: the answer of one, the same history everywhere, and one reason to stop."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from torch_admm import AbstractMethod, AbstractSink, AbstractStop, AnchoredADMM, BregmanADMM, Outcome, TimeBudget, fit
+from torch_admm.record import Row
+
+from .helpers import blobs, net
+from .ranks import in_group, on_ranks
+
+ROWS = 331  # a prime: no number of ranks divides it
+
+LARGE = 24 * 256  # rows from which on the chunks of a full batch end with shards
+STEPS = 10
+
+METHODS: dict[str, Any] = {
+    "bregman": lambda: BregmanADMM("hinge", warm_start=2, gamma=1.0),
+    "bregman-consistent": lambda: BregmanADMM("hinge", multiplier="consistent", chunk_rows=7),
+    "anchored-full": lambda: AnchoredADMM("hinge", batch_size="full"),
+    "anchored-by-64": lambda: AnchoredADMM("logistic", batch_size=64, refresh=7),
+    "anchored-by-60": lambda: AnchoredADMM("logistic", batch_size=60, standardise=True),
+}
+
+
+def weights(model: nn.Module) -> Tensor:
+    return nn.utils.parameters_to_vector(model.parameters()).detach()
+
+
+def train(name: str, dtype: torch.dtype, deterministic: bool) -> Any:
+    """The weights, the history without what depends on the clock, and why it ended."""
+    model = net(4, 9, 5, 1, dtype=dtype)
+    result = fit(
+        model,
+        blobs(LARGE if name == "anchored-full" and not deterministic else ROWS, 4, dtype=dtype),
+        METHODS[name](),
+        max_sweeps=2 if name.startswith("anchored-by") and not deterministic else STEPS,  # of 5 or 10 steps each
+        evaluate=blobs(50, 4, dtype=dtype),
+        validation=0.1 if deterministic else None,
+        restore_best=False,
+        sinks=(),
+        deterministic=deterministic,
+    )
+    rest = [{k: v for k, v in row.items() if k not in ("seconds", "bytes_sent")} for row in result.history]
+    return weights(model).tolist(), rest, result.outcome  # tensors would cross by shared memory
+
+
+def train_all(_: Any, *args: Any) -> dict[str, Any]:
+    return {name: train(name, *args) for name in METHODS}
+
+
+def trained(size: int, *args: Any) -> dict[str, Any]:
+    results = [train_all(None, *args)] if size == 1 else on_ranks(size, in_group, train_all, *args)
+    for result in results:
+        assert isinstance(result, dict), result
+        assert result == results[0]  # weights and history are the same on all ranks
+    return results[0]  # type: ignore[no-any-return]
+
+
+@pytest.fixture(scope="module")
+def alone() -> dict[str, Any]:
+    return trained(1, torch.float32, True)
+
+
+@pytest.mark.parametrize("size", [2, 3, 4, 8])
+def test_any_number_of_ranks_gives_the_same_bits(size: int, alone: dict[str, Any]) -> None:
+    several = trained(size, torch.float32, True)
+    for name in METHODS:
+        assert several[name] == alone[name], name
+
+
+@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, 1e-6), (torch.float64, 1e-12)])
+def test_the_fast_mode_differs_by_rounding_only(dtype: torch.dtype, bound: float, size: int) -> None:
+    """Over full sweeps. From one mini-batch to the next, rounding in float32 grows beyond that."""
+    one, several = (trained(n, dtype, False) for n in (1, size))
+    for name in METHODS:
+        first, second = (torch.tensor(found[name][0], dtype=torch.float64) for found in (one, several))
+        if dtype == torch.float64 or "by" not in name:
+            assert float((second - first).norm() / first.norm()) < bound, name
+
+
+def _bytes(ranks: Any) -> Any:
+    """What was sent in three sweeps, and by the formula."""
+    upper = sum(n * (n + 1) // 2 for n in (9, 5))
+    totals, R = 9 + 5, 9 * 5 + 5 * 10 + 1 * 6
+    bregman = 8 * (upper + totals + R)  # of W_1, G belongs to the data, which never change
+    sent = _history(BregmanADMM("hinge"), ROWS)
+    found = [(sent[-1] - sent[0], 3 * bregman)]
+    steps, batch = 3 * 4, AnchoredADMM("hinge", batch_size=100, refresh=1000)
+    looks = 8 * (R + 3 + sum(2 + n * n for n in (5, 10, 6, 9, 5, 1)))
+    sent = _history(batch, ROWS)
+    found.append((sent[-1] - sent[0], looks * 5 + 4 * R * (steps - 5)))  # looks at steps 0, 1, 2, 4 and 8
+    return found
+
+
+def _history(method: AbstractMethod, rows: int) -> list[float]:
+    result = fit(net(4, 9, 5, 1), blobs(rows, 4), method, max_sweeps=3, sinks=())
+    return [row["bytes_sent"] for row in result.history]
+
+
+def test_bytes_sent_are_those_of_the_formula() -> None:
+    for found in on_ranks(2, in_group, _bytes):
+        assert [sent for sent, _ in found] == [formula for _, formula in found], found
+
+
+class AtThird(AbstractStop):
+    """Ends the run on one rank, if that were asked."""
+
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
+
+    def check(self, history: Sequence[Row], monitor: str) -> Outcome | None:
+        return Outcome.PATIENCE if len(history) > 3 and int(os.environ["RANK"]) == self.rank else None
+
+
+class Interrupts(AbstractSink):
+    """Ctrl-C, on the rank that writes."""
+
+    def write(self, row: Row) -> None:
+        if row["sweep"] == 2:
+            os.kill(os.getpid(), signal.SIGINT)
+
+
+def _evaluate(model: nn.Module) -> dict[str, float]:
+    return {"mine": float(os.getpid())}  # not the same on any two ranks
+
+
+def _ends(ranks: Any) -> Any:
+    model, data = net(4, 9, 5, 1), blobs(ROWS, 4)
+    with torch.no_grad():
+        model[0].weight += ranks.rank  # the weights of rank 0 are what counts
+    more: dict[str, Any] = {"sinks": (), "method": AnchoredADMM("hinge"), "evaluate": _evaluate}
+    found = [
+        fit(model, data, max_sweeps=6, stop=AtThird(0), **more),
+        fit(model, data, max_sweeps=5, stop=AtThird(1), **more),
+        fit(model, data, max_sweeps=400, stop=TimeBudget(0.05), **more),
+        fit(model, data, max_sweeps=50, **more | {"sinks": Interrupts()}),
+        fit(model, blobs(3, 4), BregmanADMM("hinge"), max_sweeps=3, sinks=()),  # fewer rows than ranks
+        fit(model, blobs(3, 4), AnchoredADMM("hinge"), max_sweeps=3, batch_size=2, sinks=()),
+        fit(model, (data[0], data[0][:, 0]), max_sweeps=2, validation=0.2, sinks=()),  # r2
+    ]
+    return [(str(run.outcome), len(run.history), run.history) for run in found], weights(model).tolist()
+
+
+def test_all_ranks_end_together_for_the_same_reason() -> None:
+    first, *others = on_ranks(4, in_group, _ends)
+    assert isinstance(first, tuple), first
+    outcomes = [outcome for outcome, _, _ in first[0]]
+    rows = [count for _, count, _ in first[0]]
+    done = Outcome.MAX_SWEEPS
+    expected = Outcome.PATIENCE, done, Outcome.TIME, Outcome.INTERRUPTED, done, done, done
+    assert outcomes == [str(outcome) for outcome in expected]
+    assert rows[:2] + rows[3:] == [4, 6, 4, 4, 4, 3]  # Ctrl-C ends the sweep that is under way
+    for other in others:
+        assert other == first  # all of the history, seconds and all
+
+
+def _differ(ranks: Any) -> Any:
+    """What each rank is told."""
+    one = ranks.rank == 1
+    data = blobs(ROWS, 4)
+    calls: list[dict[str, Any]] = [
+        {"model": net(4, 8 if one else 9, 1)},
+        {"model": net(4, 9, 1, act=nn.Tanh if one else nn.ReLU)},
+        {"method": AnchoredADMM("hinge", eta=0.1 if one else 0.2)},
+        {"method": AnchoredADMM("hinge") if one else BregmanADMM("hinge")},
+        {"data": blobs(ROWS + 1 if one else ROWS, 4)},
+        {"data": (data[0].flip(0), data[1].flip(0)) if one else data},
+        {"max_sweeps": 3 if one else 4},
+        {"max_sweeps": 0 if one else 4},
+        {"batch_size": 10 if one else 20, "method": AnchoredADMM("hinge")},
+    ]
+    told = []
+    for call in calls:
+        args: dict[str, Any] = {"model": net(4, 9, 1), "data": data, "method": BregmanADMM("hinge"), "sinks": ()}
+        with pytest.raises(ValueError) as caught:
+            fit(**args | call)
+        told.append(str(caught.value))
+    return told
+
+
+DIFFER = [
+    "ranks differ in net: 4-9-1 on rank 0, 4-8-1 on rank 1",
+    r"ranks differ in model: Sequential\( .*ReLU.* on rank 0, Sequential.*Tanh.* on rank 1",
+    r"ranks differ in AnchoredADMM\.eta: 0\.2 on rank 0, 0\.1 on rank 1",
+    "ranks differ in method: BregmanADMM on rank 0, AnchoredADMM on rank 1",
+    "ranks differ in rows: 331 on rank 0, 332 on rank 1",
+    "ranks differ in data: .* on rank 0, .* on rank 1",
+    "ranks differ in max_sweeps: 4 on rank 0, 3 on rank 1",
+    "(rank 1: )?max_sweeps is 0; a whole number of at least 1 is expected",
+    "ranks differ in batch_size: 20 on rank 0, 10 on rank 1",
+]
+
+
+def test_ranks_that_differ_are_told_what_differs() -> None:
+    for told in on_ranks(3, in_group, _differ):
+        assert len(told) == len(DIFFER), told
+        for text, match in zip(told, DIFFER, strict=True):
+            assert re.fullmatch(match, text), text
+
+
+def _resumed(ranks: Any, folder: Path, name: str, sweeps: int, resume: bool) -> Any:
+    model = net(4, 9, 5, 1)
+    more: dict[str, Any] = {"checkpoint": folder / name, "resume": resume, "deterministic": True, "sinks": ()}
+    result = fit(model, blobs(ROWS, 4), METHODS[name](), max_sweeps=sweeps, evaluate=blobs(50, 4), **more)
+    rest = [{k: v for k, v in row.items() if k not in ("seconds", "bytes_sent")} for row in result.history]
+    return weights(model).tolist(), rest
+
+
+def _resume_all(ranks: Any, folder: Path, sweeps: int, resume: bool) -> Any:
+    return {name: _resumed(ranks, folder, name, sweeps, resume) for name in METHODS}
+
+
+def test_goes_on_from_a_checkpoint_on_any_number_of_ranks(tmp_path: Path) -> None:
+    """Three ranks, then two, then one: the same bits as in one go."""
+    whole = _resume_all(None, tmp_path / "whole", 9, False)
+    for result in on_ranks(3, in_group, _resume_all, tmp_path / "parts", 3, False):
+        assert isinstance(result, dict), result
+    for result in on_ranks(2, in_group, _resume_all, tmp_path / "parts", 6, True):
+        assert isinstance(result, dict), result
+    assert _resume_all(None, tmp_path / "parts", 9, True) == whole
