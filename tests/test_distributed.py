@@ -64,7 +64,7 @@ def trained(size: int, *args: Any) -> dict[str, Any]:
     for result in results:
         assert isinstance(result, dict), result
         assert result == results[0]  # weights and history are the same on all ranks
-    return results[0]  # type: ignore[no-any-return]
+    return results[0]
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,7 @@ from .comm import pack, unpack
 from .data import AbstractRows
 from .losses import loss_of
 from .method import AbstractMethod
-from .moments import LOOK_ROWS, AbstractMoment, moment
+from .moments import LOOK_ROWS, AbstractMoment, moment, row_major
 from .problem import Problem, Weights, from_module
 from .scaling import Scaling, looked, measured
 
@@ -369,8 +369,7 @@ class AnchoredADMM(AbstractMethod):
         """beta (beta W W' + gamma I)^-1 of the a steps; a large one is factored at refreshes only."""
         for l in self.K:
             if look or len(self.K[l]) <= EXACT_SIDE:
-                K = self.problem.layers[l].map.output_factor(self.W[l], self.beta, self.gamma)
-                self.K[l] = K.contiguous()  # as a state that is loaded is: products then round alike
+                self.K[l] = row_major(self.problem.layers[l].map.output_factor(self.W[l], self.beta, self.gamma))
         return self.K
 
     def _watch(self, x: Tensor, m: Tensor, y: Tensor) -> None:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from .random import gaussian
 
-__all__ = ["LOOK_ROWS", "AbstractMoment", "FullMoment", "LeadingMoment", "moment"]
+__all__ = ["LOOK_ROWS", "AbstractMoment", "FullMoment", "LeadingMoment", "moment", "row_major"]
 
 FULL = 64  # up to so many columns G itself is kept
 LEADING = 24  # of more, so many eigenvectors: with a ridge of rho s and rho around 1 the others are hardly damped
@@ -115,7 +115,7 @@ class FullMoment(AbstractMoment):
         unit = torch.where(self.square > 0, self.square, 1.0)
         eye = torch.eye(self.columns, dtype=torch.float64, device=self.G.device)
         L = torch.linalg.cholesky_ex(self.G / (unit * self.rho) + eye).L
-        self.P = torch.cholesky_inverse(L).to(self.like.dtype).contiguous()  # as a state that is loaded is
+        self.P = row_major(torch.cholesky_inverse(L).to(self.like.dtype))
 
     def _state(self) -> dict[str, Tensor]:
         return {"G": self.G, "P": self.P}
@@ -128,7 +128,7 @@ class LeadingMoment(AbstractMoment):
     def __init__(self, columns: int, rho: float, like: Tensor) -> None:
         super().__init__(columns, rho, like)
         start = gaussian(slice(0, columns), LEADING, 0, 0, like.new_empty(0, dtype=torch.float64))
-        self.U = _orthonormal(start)[0].to(like.dtype).contiguous()
+        self.U = row_major(_orthonormal(start)[0].to(like.dtype))
         self.e = torch.zeros(LEADING, dtype=torch.float64, device=like.device)
         self.Uc = torch.zeros_like(self.U)  # U diag(e / (e + rho s))
         self._sum = torch.zeros(columns, LEADING, dtype=torch.float64, device=like.device)
@@ -147,10 +147,15 @@ class LeadingMoment(AbstractMoment):
         U, self.e = _orthonormal(torch.lerp(U * self.e, self._sum / rows, weight))
         unit = torch.where(self.square > 0, self.square, 1.0)
         damped = U * (self.e / (self.e + self.rho * unit))
-        self.U, self.Uc = (M.to(self.like.dtype).contiguous() for M in (U, damped))  # as a state that is loaded is
+        self.U, self.Uc = (row_major(M.to(self.like.dtype)) for M in (U, damped))
 
     def _state(self) -> dict[str, Tensor]:
         return {"U": self.U, "e": self.e, "Uc": self.Uc}
+
+
+def row_major(M: Tensor) -> Tensor:
+    """As a state that was stored comes back: products of a matrix laid out otherwise may round otherwise."""
+    return M.clone(memory_format=torch.contiguous_format)
 
 
 def moment(columns: int, rho: float, like: Tensor) -> AbstractMoment:
