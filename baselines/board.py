@@ -18,7 +18,8 @@ def write(records: Sequence[Record], folder: Path) -> None:
     except ImportError as error:
         raise ImportError('TensorBoard needs the extra: pip install "torch-admm[compare]"') from error
     for record in records:
-        run = folder / record["method"].replace("+", "-") / f"seed-{record['seed']}"
+        ranks = "" if record["ranks"] == 1 else f"-ranks-{record['ranks']}"
+        run = folder / f"{record['method'].replace('+', '-')}{ranks}" / f"seed-{record['seed']}"
         for old in run.glob("events.out.tfevents.*"):
             old.unlink()
         writer: Any = SummaryWriter(str(run))

@@ -3,6 +3,7 @@
     python -m baselines.compare --problem digits
     python -m baselines.compare --problem higgs --data-dir data --threads 2 --seeds 1 2 3 4 5 --target 0.64 0.70
     python -m baselines.compare --problem mnist --data-dir data --methods anchored sgd --set sgd.lr=0.3 --seconds 4
+    python -m baselines.compare --problem mnist-4096 --data-dir data --ranks 1 2 --threads 1
 
 All methods go through the same loop and clock. Seeds are outermost, methods in random order within, one trial at a time
 in a process of its own, so that the machine's noise hits all alike. `anchored` always runs at its defaults; the others
@@ -17,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import itertools
 import json
 import random
 import shlex
@@ -34,7 +36,7 @@ from . import board, plots, problems, report
 from .journal import Journal, Record, plain
 from .machine import about as about_machine
 from .methods import Settings, build, known_methods
-from .summary import Row, as_csv, as_text, summarise
+from .summary import Row, as_csv, as_text, named, summarise
 from .trials import FAILED, Trial, run_apart
 from .verdict import OURS, judge
 
@@ -66,6 +68,7 @@ class Comparison:
     seconds: float
     targets: tuple[float, ...]
     folder: Path | None = None
+    ranks: tuple[int, ...] = (1,)
 
     def __post_init__(self) -> None:
         task = problems.task(self.problem)
@@ -73,6 +76,8 @@ class Comparison:
             build(method, task.loss, chosen.settings)
         for seed in self.seeds:
             positive_int("seed", seed, least=0)
+        for count in self.ranks:
+            positive_int("ranks", count)
         positive_int("threads", self.threads)
         positive("seconds", self.seconds)
         for target in self.targets:
@@ -80,17 +85,17 @@ class Comparison:
                 raise ValueError(f"target is {target}; an accuracy above 0 and up to 1 is expected: 95 % is 0.95")
 
     def trials(self, data: str) -> list[Trial]:
-        """Seeds outermost; the order of the methods is drawn anew for each."""
+        """Seeds outermost; the order of the methods, on each number of ranks, is drawn anew for each."""
         order: list[Trial] = []
         for seed in self.seeds:
-            names = list(self.methods)
-            random.Random(seed).shuffle(names)
-            order += [self._trial(name, seed, data) for name in names]
+            contestants = list(itertools.product(self.methods, self.ranks))
+            random.Random(seed).shuffle(contestants)
+            order += [self._trial(name, ranks, seed, data) for name, ranks in contestants]
         return order
 
-    def _trial(self, name: str, seed: int, data: str) -> Trial:
-        settings = self.methods[name].settings
-        return Trial(self.problem, name, settings, seed, self.threads, self.seconds, self.targets, data)
+    def _trial(self, name: str, ranks: int, seed: int, data: str) -> Trial:
+        about = (self.problem, name, self.methods[name].settings, seed, self.threads, self.seconds, self.targets, data)
+        return Trial(*about, ranks=ranks)
 
 
 def compare(wanted: Comparison, out: Path, *, retry: bool = False) -> list[Row]:
@@ -109,7 +114,7 @@ def _run(trials: Sequence[Trial], journal: Journal, folder: Path | None, retry: 
     with tqdm(total=len(trials), unit="trial", disable=None) as bar:
         for trial in trials:
             if trial.key not in done:
-                bar.set_description(f"{trial.method}, seed {trial.seed}")
+                bar.set_description(f"{named(trial.method, trial.ranks)}, seed {trial.seed}")
                 record = journal.append(run_apart(trial, folder, lambda *row: bar.set_postfix_str(_shown(*row))))
                 done[trial.key] = record
                 bar.write(_line(record), file=sys.stderr)
@@ -124,7 +129,8 @@ def _shown(seconds: float, accuracy: float) -> str:
 def _line(record: Record) -> str:
     times = ", ".join(f"{t} in {p[0]:.3f} s" if p else f"{t} never" for t, p in record["reached"].items())
     best = "" if record["best_accuracy"] is None else f", best {record['best_accuracy']:.2%}"
-    return f"seed {record['seed']}, {record['method']}: {record['outcome']}: {times or record['message']}{best}"
+    who = named(record["method"], record["ranks"])
+    return f"seed {record['seed']}, {who}: {record['outcome']}: {times or record['message']}{best}"
 
 
 def write_results(config: Record, records: Sequence[Record], out: Path) -> list[Row]:
@@ -215,7 +221,8 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--problem", required=True, help=", ".join(problems.PROBLEMS))
     parser.add_argument("--methods", nargs="+", help=f"{', '.join(known_methods())}; the problem's unless given")
     parser.add_argument("--data-dir", type=Path, help="where the prepared files lie")
-    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--threads", type=int, default=2, help="of each rank")
+    parser.add_argument("--ranks", type=int, nargs="+", default=[1], help="processes that train together")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--target", type=float, nargs="+", help="test accuracies; the problem's unless given")
     parser.add_argument("--seconds", type=float, help="of training for every trial; the problem's unless given")
@@ -244,6 +251,7 @@ def _wanted(args: argparse.Namespace, out: Path) -> Comparison:
         args.seconds or task.seconds,
         tuple(sorted(args.target or task.targets)),
         args.data_dir,
+        tuple(args.ranks),
     )
 
 
@@ -253,7 +261,9 @@ def commands(wanted: Comparison) -> Iterator[str]:
     if wanted.folder is not None:
         yield shlex.join(["python", "-m", "torch_admm", "data", "prepare", problems.task(wanted.problem).data, *where])
     yield from dict.fromkeys(chosen.command for chosen in wanted.methods.values() if chosen.command)
-    numbers = {"--seeds": wanted.seeds, "--target": wanted.targets}
+    numbers: dict[str, tuple[float, ...]] = {"--seeds": wanted.seeds, "--target": wanted.targets}
+    if wanted.ranks != (1,):
+        numbers["--ranks"] = wanted.ranks
     many = [str(text) for name, values in numbers.items() for text in (name, *values)]
     one = ["--problem", wanted.problem, *where, "--threads", str(wanted.threads), "--seconds", f"{wanted.seconds:g}"]
     given = [

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from torch_admm import AbstractMethod, Problem, from_module, loss_of
+from torch_admm.comm import pack, unpack
 from torch_admm.data import AbstractRows
 from torch_admm.problem import Weights
 
@@ -28,6 +29,7 @@ class AbstractGradientMethod(AbstractMethod):
 
     With `average`, `weights()` gives an exponential average of the parameters in place of the last ones. After the
     k-th update it keeps min(0.99, (1 + k) / (10 + k)) of itself: a short memory while the weights still move far.
+    With several ranks each has its own rows of a batch, and gradients are summed: all take the same steps.
     """
 
     optimiser: torch.optim.Optimizer
@@ -54,6 +56,18 @@ class AbstractGradientMethod(AbstractMethod):
     def can_fuse(self) -> bool:
         """Has torch its one-kernel step for these parameters? It is the fastest, and what a rival deserves."""
         return self.problem.device.type in FUSED_ON
+
+    def add_up(self, number: float) -> float:
+        """Sum the gradients over ranks, and a number with them: one message for all."""
+        if self.comm.size == 1:
+            return number
+        parameters = list(self.model.parameters())
+        mine = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
+        mine.append(torch.tensor([number], dtype=self.problem.dtype, device=self.problem.device))
+        *gradients, total = unpack(self.comm.sum_(pack(mine, self.problem.dtype)), mine)
+        for p, gradient in zip(parameters, gradients, strict=True):
+            p.grad = gradient
+        return float(total)
 
     def updated(self) -> None:
         """To be called after each update of the parameters."""

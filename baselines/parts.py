@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import abc
+import itertools
+from collections.abc import Callable, Iterator
 from time import perf_counter
-from typing import Any, final
+from typing import Any, TypeVar, final
 
+import torch
 from torch import Tensor
 
 from torch_admm import AbstractMethod, Problem
+from torch_admm.comm import AbstractComm
 from torch_admm.problem import Weights
 
 __all__ = ["RARER", "InParts"]
+
+T = TypeVar("T")
 
 EVERY, RARER = 0.01, 0.05  # a slice takes so many seconds, later such a share of the time so far
 
@@ -26,30 +32,32 @@ class InParts(AbstractMethod):
 
     def __init__(self, method: AbstractMethod, rows: Any, rarer: float = RARER) -> None:
         """Train on `rows`, whatever rows `fit` has: its own may then be a sample, cheap to evaluate so often."""
-        self.method, self.loss, self.rows, self.rarer = method, method.loss, _RowsInParts(rows), rarer
+        self.method, self.loss, self.all_rows, self.rarer = method, method.loss, rows, rarer
         self.seconds, self.sweeps = 0.0, 0
 
     def init(self, problem: Problem, rows: Any, *, batch_size: int | None, seed: int) -> None:
+        self.slice: AbstractSlice = SliceOfTime() if self.comm.size == 1 else SliceTogether(self.comm)
+        self.rows = _RowsInParts(self.all_rows.part(self.comm.rank, self.comm.size), self.slice)
         in_parts: Any = self.rows
+        self.method.comm = self.comm
         self.method.init(problem, in_parts, batch_size=batch_size, seed=seed)
 
     def step(self) -> None:
         begin = perf_counter()
-        self.rows.end = begin + max(EVERY, self.rarer * self.seconds)
-        self._sweep()
-        while perf_counter() < self.rows.end:
-            self._sweep()
+        self.slice.begin(max(EVERY, self.rarer * self.seconds))
+        while True:
+            handed_out = self.rows.batches_out
+            self.method.step()
+            self.sweeps += 1
+            if self.rows.batches_out > handed_out or self.slice.over():  # batches end where the slice does
+                break
         self.seconds += perf_counter() - begin
-
-    def _sweep(self) -> None:
-        self.method.step()
-        self.sweeps += 1
 
     def weights(self) -> Weights:
         return self.method.weights()
 
     def measures(self) -> dict[str, float]:
-        epochs = self.rows.handed_out / self.rows.count  # by batches; full-batch methods take chunks
+        epochs = self.rows.handed_out / max(1, self.rows.count)  # by batches; full-batch methods take chunks
         return {**self.method.measures(), "epochs": epochs or float(self.sweeps)}
 
     def state_dict(self) -> dict[str, Any]:
@@ -59,16 +67,61 @@ class InParts(AbstractMethod):
         raise NotImplementedError("a method in slices of time cannot be loaded: where it stops depends on the machine")
 
 
+class AbstractSlice(abc.ABC):
+    """Says when a slice of time is over. It is asked after each batch, or sweep over all rows."""
+
+    @abc.abstractmethod
+    def begin(self, seconds: float) -> None:
+        """One of about so many seconds begins."""
+
+    @abc.abstractmethod
+    def over(self) -> bool:
+        """Another batch has been worked on."""
+
+
+@final
+class SliceOfTime(AbstractSlice):
+    """By the clock."""
+
+    end = 0.0
+
+    def begin(self, seconds: float) -> None:
+        self.end = perf_counter() + seconds
+
+    def over(self) -> bool:
+        return perf_counter() >= self.end
+
+
+@final
+class SliceTogether(AbstractSlice):
+    """By a number of batches, so that no rank waits for a batch of one that has gone to evaluate: rank 0 says which."""
+
+    def __init__(self, comm: AbstractComm) -> None:
+        self.comm, self.taken, self.left = comm, 0, 0
+        self.since, self.spent = 0.0, 0.0
+
+    def begin(self, seconds: float) -> None:
+        count = max(1, round(seconds * self.taken / self.spent)) if self.spent else 1
+        self.left = int(self.comm.from_first_(torch.tensor([count])))
+        self.since = perf_counter()
+
+    def over(self) -> bool:
+        self.taken, self.left = self.taken + 1, self.left - 1
+        if not self.left:
+            self.spent += perf_counter() - self.since
+        return not self.left
+
+
 @final
 class _RowsInParts:
     """Rows of any kind, whose mini-batches run on from epoch to epoch, and pause where time is up."""
 
-    def __init__(self, rows: Any) -> None:
-        self._rows = rows
+    def __init__(self, rows: Any, slice_: AbstractSlice) -> None:
+        self._rows, self._slice = rows, slice_
         self.count: int = rows.count
-        self.handed_out = 0
-        self.end = 0.0
+        self.handed_out, self.batches_out, self.counts_out = 0, 0, 0
         self._running: Iterator[tuple[Tensor, Tensor]] | None = None
+        self._counting: Iterator[list[int]] | None = None
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._rows, name)
@@ -76,15 +129,24 @@ class _RowsInParts:
     def batches(self, size: int, seed: int, epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
         """`epoch` is left aside: the method counts slices there."""
         if self._running is None:
-            self._running = self._endless(size, seed)
+            self._running = _endless(self._rows.batches, size, seed)
         for batch in self._running:
             self.handed_out += len(batch[0])
+            self.batches_out += 1
             yield batch
-            if perf_counter() >= self.end:
+            if self._slice.over():
                 return
 
-    def _endless(self, size: int, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
-        epoch = 0
-        while True:
-            yield from self._rows.batches(size, seed, epoch)
-            epoch += 1
+    def batch_counts(self, size: int, seed: int, epoch: int) -> Iterator[list[int]]:
+        """Of the batches handed out, each time up to the last of them."""
+        if self._counting is None:
+            self._counting = _endless(self._rows.batch_counts, size, seed)
+        while self.counts_out < self.batches_out:
+            self.counts_out += 1
+            yield next(self._counting)
+
+
+def _endless(parts: Callable[[int, int, int], Iterator[T]], size: int, seed: int) -> Iterator[T]:
+    """Epoch after epoch."""
+    for epoch in itertools.count():
+        yield from parts(size, seed, epoch)

@@ -51,8 +51,10 @@ def save(figure: Any, path: Path) -> list[Path]:
 
 
 def accuracy_over_time(title: str, records: Sequence[Record], rows: Sequence[Row]) -> Any:
-    """The median over seeds and their spread, each against seconds of training on a logarithmic axis."""
+    """The median over seeds and their spread on the fewest ranks, against seconds of training on a logarithmic axis."""
     figure, axes = _figure(title)
+    fewest = min((r["ranks"] for r in records), default=1)
+    records = [r for r in records if r["ranks"] == fewest]
     for method in dict.fromkeys(row.method for row in rows):
         curves = [r["curve"] for r in records if r["method"] == method and r["curve"]]
         if curves:

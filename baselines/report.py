@@ -10,7 +10,7 @@ from typing import Any
 from .journal import Record
 from .problems import task
 from .published import NOTES, PUBLISHED
-from .summary import Row, cells, titles
+from .summary import Row, cells, named, titles
 from .verdict import judge
 
 __all__ = ["page"]
@@ -94,7 +94,7 @@ def _trial(record: Record) -> Sequence[str]:
     failed = accuracy is None
     return [
         str(record["seed"]),
-        record["method"],
+        named(record["method"], record["ranks"]),
         f"{record['outcome']}: {record['message']}" if failed else record["outcome"],
         times,
         "" if failed else f"{accuracy:.2%}",

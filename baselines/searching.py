@@ -35,15 +35,16 @@ class AbstractSearchingMethod(AbstractGradientMethod):
 
     def init(self, problem: Problem, rows: AbstractRows, *, batch_size: int | None, seed: int) -> None:
         super().init(problem, rows, batch_size=batch_size, seed=seed)
-        self._work_on(rows.count, lambda: ((x, y) for _, x, y in rows.chunks(self.chunk_rows)))
+        self._work_on(rows.total, lambda: ((x, y) for _, x, y in rows.chunks(self.chunk_rows)))
 
     def step(self) -> None:
-        size = self.batch_size or self.default_batch or self.rows.count
-        if size >= self.rows.count:
+        size = self.batch_size or self.default_batch or self.rows.total
+        if size >= self.rows.total:
             self._iterate()
         else:
             for x, y in self.rows.batches(size, self.seed, self.epoch):
-                self._work_on(len(x), partial(self._split, x, y))
+                count = int(self.comm.sum_(torch.tensor([len(x)])))
+                self._work_on(count, partial(self._split, x, y))
                 for _ in range(self.hold):
                     self._iterate()
         self.epoch += 1
@@ -52,7 +53,7 @@ class AbstractSearchingMethod(AbstractGradientMethod):
         return zip(x.split(self.chunk_rows), y.split(self.chunk_rows), strict=True)
 
     def _work_on(self, count: int, chunks: Callable[[], Pairs]) -> None:
-        """The rows of the next iterations."""
+        """The rows of the next iterations, of which there are `count` on all ranks."""
         self._count, self._chunks = count, chunks
         self._last: tuple[Tensor, float, list[Tensor | None]] | None = None
 
@@ -80,4 +81,4 @@ class AbstractSearchingMethod(AbstractGradientMethod):
             part: Tensor = self.loss(self.model(x), y).sum() / self._count
             part.backward()
             total += part.detach()
-        return float(total)
+        return self.add_up(float(total))

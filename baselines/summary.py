@@ -13,7 +13,7 @@ from typing import Any, final
 
 from .journal import Record
 
-__all__ = ["COLUMNS", "Row", "Spread", "as_csv", "as_text", "cells", "loaded", "summarise"]
+__all__ = ["COLUMNS", "Row", "Spread", "as_csv", "as_text", "cells", "loaded", "named", "summarise"]
 
 
 @final
@@ -118,13 +118,17 @@ def cells(row: Row) -> list[str]:
     highest = max(row.seconds, key=float)
     outcomes = ", ".join(f"{count} {outcome}" for outcome, count in row.outcomes.items())
     return [
-        row.method if row.ranks == 1 else f"{row.method}, {row.ranks} ranks",
+        named(row.method, row.ranks),
         *(s.shown(".3f") for s in row.seconds.values()),
         row.epochs[highest].shown(".3g"),
         row.best_accuracy.shown(".2%") if row.best_accuracy else "",
         row.memory_mib.shown(".0f") if row.memory_mib else "",
         f"{outcomes}: {row.message}" if row.message else outcomes,
     ]
+
+
+def named(method: str, ranks: int) -> str:
+    return method if ranks == 1 else f"{method}, {ranks} ranks"
 
 
 def as_text(rows: Sequence[Row]) -> str:

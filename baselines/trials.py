@@ -1,4 +1,4 @@
-"""One trial: a method with its settings on a problem, from a seed, for a time, in a fresh process.
+"""One trial: a method with its settings on a problem, from a seed, for a time, in fresh processes, one a rank.
 
 A trial has a process of its own, so that threads, memory and faults are its own. Processes are forked from a server
 that has torch loaded and has not computed yet; the first steps, in which torch starts what it needs, are made on a few
@@ -11,7 +11,9 @@ import dataclasses
 import hashlib
 import json
 import multiprocessing
+import os
 import signal
+import socket
 import sys
 import warnings
 from collections.abc import Callable, Sequence
@@ -25,7 +27,7 @@ from typing import Any, final
 import torch
 
 import torch_admm
-from torch_admm import AbstractSink, AbstractStop, Outcome, Target, TimeBudget, fit, from_module
+from torch_admm import AbstractSink, AbstractStop, Outcome, Target, TimeBudget, comm, fit, from_module
 from torch_admm.data import rows_of
 
 from . import problems
@@ -57,7 +59,7 @@ class Trial:
     method: str
     settings: Settings
     seed: int
-    threads: int
+    threads: int  # of each rank
     seconds: float
     targets: tuple[float, ...]
     data: str  # fingerprint
@@ -90,25 +92,41 @@ def run(trial: Trial, folder: Path | None, watch: Watch | None = None) -> Record
 
 
 def run_apart(trial: Trial, folder: Path | None, watch: Watch | None = None) -> Record:
-    """Run a trial in a process of its own and give its record, whatever happens to it."""
+    """Run a trial in processes of its own, one a rank, and give its record, whatever happens to it."""
     begin, limit = perf_counter(), PATIENCE * trial.seconds + GRACE
     mine, its = multiprocessing.get_context("forkserver").Pipe()
-    process = _server().Process(target=_child, args=(its, trial, folder), daemon=True)
-    process.start()
-    its.close()
+    ranks = [
+        _server().Process(target=_child, args=(its if not rank else None, trial, folder, place), daemon=True)
+        for rank, place in enumerate(_places(trial.ranks))
+    ]
     try:
+        for process in ranks:
+            process.start()
+        its.close()
         record = _listen(mine, begin + limit, watch)
     except EOFError:
-        process.join()
-        record = _failure(f"the process ended with {_ending(process.exitcode)}")
+        ranks[0].join()
+        record = _failure(f"the process ended with {_ending(ranks[0].exitcode)}")
     except TimeoutError:
         record = {**_failure(f"no end after {limit:.0f} s on the wall"), "outcome": TIMED_OUT}
     finally:
-        process.kill()
-        process.join()
+        for process in ranks:
+            process.kill()
+            process.join()
         mine.close()
     at = datetime.now(timezone.utc).isoformat(timespec="seconds")
     return plain({**trial.named, **record, "wall": round(perf_counter() - begin, 3), "at": at})  # type: ignore[no-any-return]
+
+
+def _places(ranks: int) -> list[dict[str, str]]:
+    """For each rank what torchrun would put into its environment; nothing for one that is alone."""
+    if ranks == 1:
+        return [{}]
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    here = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks)}
+    return [{**here, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(ranks)]
 
 
 def _server() -> multiprocessing.context.ForkServerContext:
@@ -117,13 +135,18 @@ def _server() -> multiprocessing.context.ForkServerContext:
     return context
 
 
-def _child(connection: Connection, trial: Trial, folder: Path | None) -> None:
+def _child(connection: Connection | None, trial: Trial, folder: Path | None, place: dict[str, str]) -> None:
+    """Rank 0 has the connection, and speaks for all."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends this process
     warnings.simplefilter("ignore")  # a divergence is an outcome here
+    os.environ.update(place)
+    say = connection.send if connection else lambda _: None
     try:
-        connection.send(("record", run(trial, folder, lambda *row: connection.send(("row", *row)))))
+        with comm.start(threads=trial.threads):
+            record = run(trial, folder, lambda *row: say(("row", *row)))
     except Exception as error:
-        connection.send(("record", _failure(f"{type(error).__name__}: {error}")))
+        record = _failure(f"{type(error).__name__}: {error}")
+    say(("record", record))
 
 
 def _listen(connection: Connection, until: float, watch: Watch | None) -> Record:

@@ -15,7 +15,9 @@ from torch import nn
 
 from baselines import CG, LBFGS, SGD, Adam
 from tests.helpers import blobs, net
+from tests.ranks import in_group, on_ranks
 from torch_admm import AbstractMethod, fit
+from torch_admm.comm import AbstractComm, Solo
 from torch_admm.data import rows_of
 from torch_admm.problem import from_module
 
@@ -260,3 +262,33 @@ def test_batches_cover_every_row_once() -> None:
     assert torch.equal(epochs[0], epochs[1])
     assert not torch.equal(epochs[0], epochs[2])
     assert torch.equal(epochs[2].sort(0).values, X.sort(0).values)
+
+
+RANKED: dict[str, tuple[Callable[[], AbstractMethod], int | None]] = {
+    "sgd, averaged": (lambda: SGD("cross_entropy", lr=0.2, average=True), 32),
+    "adam": (lambda: Adam("cross_entropy"), 7),
+    "lbfgs": (lambda: LBFGS("cross_entropy"), None),
+    "cg on batches": (lambda: CG("cross_entropy", hold=2), 40),
+}
+
+
+def trained(comm: AbstractComm, names: list[str]) -> dict[str, list[Any]]:
+    """The weights of each after three sweeps, in double precision."""
+    found = {}
+    for name in names:
+        make, batch_size = RANKED[name]
+        model = net(4, 8, 3, act=nn.Tanh, dtype=torch.float64)
+        options: dict[str, Any] = {"max_sweeps": 3, "seed": 7, "sinks": (), "restore_best": False}
+        fit(model, (X.double(), Y), make(), batch_size=batch_size, **options)
+        found[name] = nn.utils.parameters_to_vector(model.parameters()).tolist()
+    return found
+
+
+def test_several_ranks_take_the_same_steps_as_one() -> None:
+    """With 100 rows in 24 shards, batches of 7 leave three ranks with two rows or three, and at times with none."""
+    alone, ranks = trained(Solo(), list(RANKED)), on_ranks(3, in_group, trained, list(RANKED))
+    for rank in ranks:
+        assert isinstance(rank, dict), rank
+        for name, weights in alone.items():
+            assert rank[name] == pytest.approx(weights, rel=1e-6, abs=1e-8), name
+            assert rank[name] == ranks[0][name], name

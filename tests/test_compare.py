@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import os
 import signal
@@ -160,6 +161,21 @@ def test_a_trial_that_hangs_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     assert record["message"] == "no end after 1 s on the wall"
 
 
+def test_ranks_train_together() -> None:
+    """Two processes give one record; full batches and mini-batches, cut by the same slices."""
+    for method, settings in (("sgd", {"lr": 0.3}), ("anchored", {}), ("cg", {})):
+        record = run_apart(trial(method, settings=settings, seconds=1.0, target=0.9, ranks=2), None)
+        assert record["outcome"] == REACHED, record["message"]
+        assert record["ranks"] == 2
+        assert record["curve"][-1][0] >= 1.0
+
+
+def test_a_rank_that_fails_is_an_outcome() -> None:
+    record = run_apart(trial("sgd", data="other", ranks=2), None)
+    assert record["outcome"] == FAILED
+    assert "but other when this run began" in record["message"]
+
+
 def test_equal_trials_have_equal_keys_and_others_do_not() -> None:
     assert trial().key == trial().key
     changes: list[dict[str, Any]] = [{"seed": 2}, {"threads": 2}, {"settings": {"eta": 0.1}}, {"ranks": 2}]
@@ -211,6 +227,8 @@ def test_seeds_are_outermost_and_methods_shuffled() -> None:
     orders = [[t.method for t in order[i : i + 5]] for i in (0, 5, 10)]
     assert all(sorted(o) == sorted(methods) for o in orders)
     assert len({tuple(o) for o in orders}) > 1
+    both = comparison(methods=methods, seeds=(1,), ranks=(1, 2)).trials(DIGITS)
+    assert sorted((t.method, t.ranks) for t in both) == sorted((m, r) for m in methods for r in (1, 2))
 
 
 def test_a_second_run_does_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -324,6 +342,7 @@ BAD: dict[str, tuple[list[str], str]] = {
     ),
     "target": (["--target", "95"], "target is 95.0; an accuracy above 0 and up to 1 is expected"),
     "seed": (["--seeds", "-1"], "seed is -1; a whole number of at least 0 is expected"),
+    "ranks": (["--ranks", "1", "0"], "ranks is 0; a whole number of at least 1 is expected"),
     "threads": (["--threads", "0"], "threads is 0; a whole number of at least 1 is expected"),
     "seconds": (["--seconds", "-1"], "seconds is -1.0; a finite number above 0 is expected"),
     "settings file": (["--settings", "none.json"], "none.json does not exist; python -m baselines.search writes one"),
@@ -357,6 +376,8 @@ def test_commands_repeat_it_from_nothing(tmp_path: Path) -> None:
         "python -m baselines.compare --problem higgs --data-dir DIR --threads 2 --seconds 3 --seeds 1 2 "
         "--target 0.64 0.7 --methods anchored sgd adam adamw --set sgd.lr=0.3",
     ]
+    (*_, last) = compare.commands(dataclasses.replace(wanted, ranks=(1, 2)))
+    assert "--target 0.64 0.7 --ranks 1 2 --methods" in last
 
 
 @pytest.mark.parametrize(

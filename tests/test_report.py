@@ -211,6 +211,9 @@ def test_several_ranks_are_a_line() -> None:
     records = [trial("anchored", 1, 0.4 / ranks, ranks=ranks) for ranks in (1, 2, 4)]
     (axes,) = plots.time_over_ranks("title", "digits", 0.95, summarise(records)).axes
     assert list(axes.lines[0].get_ydata()) == [0.4, 0.2, 0.1]
+    (axes,) = plots.accuracy_over_time("title", records, summarise(records)).axes
+    assert max(axes.lines[0].get_xdata()) <= 2.0
+    assert "anchored, 4 ranks" in as_text(summarise(records))
 
 
 def test_nobody_there_is_a_figure_too(tmp_path: Path) -> None:
