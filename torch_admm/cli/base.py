@@ -9,9 +9,13 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from contextlib import suppress
+from typing import Any, NamedTuple, NoReturn
 
-__all__ = ["BAD_INPUT", "BROKEN", "COMMANDS", "INTERRUPTED", "Command", "command", "main", "parser"]
+from ..comm import launched
+from ..errors import CommError
+
+__all__ = ["BAD_INPUT", "BROKEN", "COMMANDS", "INTERRUPTED", "Command", "command", "main", "parser", "rank"]
 
 BROKEN, BAD_INPUT, INTERRUPTED = 1, 2, 130  # exit codes; argparse ends with 2, too
 
@@ -46,11 +50,26 @@ def main(argv: Sequence[str] | None = None) -> int:
         run: Run = args.run
         return run(args)
     except KeyboardInterrupt:
-        print("torch-admm: interrupted", file=sys.stderr)
+        _tell("interrupted", rank() == 0)
         return INTERRUPTED
-    except (ValueError, OSError, ImportError) as error:
-        print(f"torch-admm: {error}", file=sys.stderr)
+    except CommError as error:
+        _tell(error, error.speaks)
         return BAD_INPUT
+    except (ValueError, OSError, ImportError) as error:
+        _tell(error, rank() == 0)
+        return BAD_INPUT
+
+
+def rank() -> int:
+    """Of this process among those started with it: one of them tells people, the others are silent."""
+    with suppress(ValueError):
+        return 0 if (launch := launched()) is None else launch.rank
+    return 0
+
+
+def _tell(what: object, speaks: bool) -> None:
+    if speaks:
+        print(f"torch-admm: {what}", file=sys.stderr)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -74,6 +93,12 @@ class Parser(argparse.ArgumentParser):
         """As argparse's."""
         super().__init__(**kwargs, allow_abbrev=False)
         self.register("action", None, Once)
+
+    def error(self, message: str) -> NoReturn:
+        """As argparse's, on one rank."""
+        if rank() > 0:
+            sys.exit(BAD_INPUT)
+        super().error(message)
 
 
 class Once(argparse.Action):

@@ -10,14 +10,15 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, final
+from typing import Any, Literal, NamedTuple, final
 
 import torch
 from torch import nn
 
 from ..anchored import AnchoredADMM
-from ..arguments import positive_int
+from ..arguments import positive, positive_int
 from ..bregman import BregmanADMM
+from ..comm import BACKENDS, AbstractComm, start
 from ..data.hdf5 import Description, describe
 from ..data.sources import prepared
 from ..errors import DataError
@@ -42,6 +43,7 @@ ACTIVATIONS: dict[str, type[nn.Module]] = {
     "elu": nn.ELU,
     "softplus": nn.Softplus,
 }
+RESUME: dict[str, bool | Literal["auto"]] = {"never": False, "always": True, "auto": "auto"}
 EXITS = {Outcome.INTERRUPTED: INTERRUPTED, Outcome.NON_FINITE: BROKEN}
 
 
@@ -64,6 +66,13 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add("--device", default="cpu")
     add("--save", type=Path, metavar="MODEL.pt", help="the weights; MODEL.json beside it describes the net")
     add("--log", type=Path, metavar="RUN.jsonl", help="every recorded row, as JSON lines")
+    add("--checkpoint", type=Path, metavar="DIR", help="folder for the state of the run, to go on from")
+    add("--checkpoint-every", type=int, default=1, metavar="N", help="sweeps between two checkpoints (default: 1)")
+    add("--keep", type=int, default=2, metavar="N", help="how many checkpoints stay (default: 2)")
+    add("--resume", choices=RESUME, default="never", help="go on from the newest checkpoint; auto: if there is any")
+    add("--deterministic", action="store_true", help="the same bits on any number of ranks; slower")
+    add("--backend", choices=["auto", *BACKENDS], default="auto", help="what ranks talk by (default: nccl or gloo)")
+    add("--timeout", type=float, default=5.0, metavar="MINUTES", help="for a rank that is not heard of (default: 5)")
 
 
 class Files(NamedTuple):
@@ -90,18 +99,26 @@ class Net:
         return f"{'-'.join(map(str, self.widths))} {self.activation}"
 
 
-@command("train", help="train a network on prepared rows", arguments=arguments)
+@command("train", help="train a network on prepared rows, on one rank or many", arguments=arguments)
 def run(args: argparse.Namespace) -> int:
-    files = files_of(args)
-    about = describe(files.train)
-    net = Net(widths_of(args.net, about), args.activation)
-    method = method_of(args, about)
-    savable(args.save)
-    if args.threads is not None:
-        torch.set_num_threads(positive_int("--threads", args.threads))
-    torch.manual_seed(args.seed)
-    model = net.build().to(device_of(args.device))
-    print(f"{files.train}: {about.rows:,} rows; net {net}; {type(method).__name__}, {method.loss.name} loss")
+    threads = None if args.threads is None else positive_int("--threads", args.threads)
+    minutes = positive("--timeout", args.timeout)
+    with start(args.backend, timeout_minutes=minutes, threads=threads) as ranks:
+        return train(args, ranks)
+
+
+def train(args: argparse.Namespace, ranks: AbstractComm) -> int:
+    with ranks.together():
+        files = files_of(args)
+        about = describe(files.train)
+        net = Net(widths_of(args.net, about), args.activation)
+        method = method_of(args, about)
+        savable(args.save)
+        torch.manual_seed(args.seed)
+        model = net.build().to(device_of(args.device))
+    if ranks.rank == 0:
+        where = f" on {ranks.size} ranks" if ranks.size > 1 else ""
+        print(f"{files.train}: {about.rows:,} rows; net {net}; {type(method).__name__}, {method.loss.name} loss{where}")
     result = fit(
         model,
         files.train,
@@ -112,10 +129,17 @@ def run(args: argparse.Namespace) -> int:
         stop=stops(args),
         sinks=sinks(args),
         seed=args.seed,
+        checkpoint=args.checkpoint,
+        checkpoint_every=positive_int("--checkpoint-every", args.checkpoint_every),
+        keep=positive_int("--keep", args.keep),
+        resume=RESUME[args.resume],
+        deterministic=args.deterministic,
     )
-    print(table(result))
-    if args.save is not None:
-        save(args, net, about, result)
+    with ranks.together():
+        if ranks.rank == 0:
+            print(table(result))
+            if args.save is not None:
+                save(args, net, about, result)
     return EXITS.get(result.outcome, 0)
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from ..errors import CommError
 from .base import AbstractComm, Pending
 
-__all__ = ["Group", "leave"]
+__all__ = ["Group", "leave", "lost"]
 
 GRACE = 1.5  # seconds in which the ranks that are left say so, after one was found missing
 POLL = 0.02
@@ -68,21 +68,26 @@ class Group(AbstractComm):
         raise self._explained(reason)  # outside the except clause: nothing may hold the connections any more
 
     def _explained(self, reason: str) -> CommError:
-        """Say who is missing. Taking the group down first closes connections, so that nobody waits any longer."""
+        """Taking the group down first closes connections, so that nobody waits any longer."""
         if self.owned and dist.is_initialized():
             with suppress(RuntimeError):
                 dist.destroy_process_group()
-        if self.store is None:
-            return CommError(f"ranks lost each other: {reason}")
-        told, missing = _roll_call(self.store, self.rank, self.size)
-        speaks = self.rank == min(set(range(self.size)) - set(missing), default=0)
-        for rank, text in told.items():
-            if text:
-                return CommError(f"rank {rank} stopped: {text}", speaks=speaks)
-        if not missing:
-            return CommError(f"ranks lost each other: {reason}", speaks=speaks)
-        names = f"rank {missing[0]} is" if len(missing) == 1 else f"ranks {', '.join(map(str, missing))} are"
-        return CommError(f"{names} missing, ended or stuck; rank {self.rank} was told: {reason}", speaks=speaks)
+        return lost(self.store, self.rank, self.size, reason)
+
+
+def lost(store: Any, rank: int, size: int, reason: str) -> CommError:
+    """Who is missing, and why, as far as can be found out."""
+    if store is None:
+        return CommError(f"ranks lost each other: {reason}")
+    told, missing = _roll_call(store, rank, size)
+    speaks = rank == min(set(range(size)) - set(missing), default=0)
+    for other, text in told.items():
+        if text:
+            return CommError(f"rank {other} stopped: {text}", speaks=speaks)
+    if not missing:
+        return CommError(f"ranks lost each other: {reason}", speaks=speaks)
+    names = f"rank {missing[0]} is" if len(missing) == 1 else f"ranks {', '.join(map(str, missing))} are"
+    return CommError(f"{names} missing, ended or stuck; rank {rank} was told: {reason}", speaks=speaks)
 
 
 def leave(store: Any, rank: int, why: str) -> None:

@@ -20,7 +20,7 @@ from ..arguments import choice, positive, positive_int
 from ..errors import CommError
 from . import mpi
 from .base import AbstractComm, Solo
-from .group import Group, leave
+from .group import Group, leave, lost
 from .launch import Launch, launched
 
 __all__ = ["BACKENDS", "current", "start"]
@@ -124,9 +124,14 @@ BACKENDS: dict[str, Callable[[Launch, timedelta], Store]] = {"gloo": _gloo, "ncc
 def _init(backend: str, launch: Launch, patience: timedelta) -> Store:
     store = _store(launch, patience)
     _wait_for_all(store, launch, patience)
-    with _loopback(launch.one_machine):
-        dist.init_process_group(backend, store=store, rank=launch.rank, world_size=launch.size, timeout=patience)
-    return store
+    try:
+        with _loopback(launch.one_machine):
+            dist.init_process_group(backend, store=store, rank=launch.rank, world_size=launch.size, timeout=patience)
+    except RuntimeError as error:
+        reason = _line(error)
+    else:
+        return store
+    raise lost(store, launch.rank, launch.size, reason)
 
 
 def _store(launch: Launch, patience: timedelta) -> Store:

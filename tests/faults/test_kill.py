@@ -1,0 +1,98 @@
+"""SIGKILL at many points of a run, on every rank: the next run goes on from the last checkpoint, to the same bits."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from torch_admm import AnchoredADMM, BregmanADMM, fit
+from torch_admm.checkpoint import Checkpoints
+from torch_admm.comm import Group, group
+from torch_admm.errors import CommError
+
+from ..helpers import blobs, net
+from ..ranks import in_group, on_ranks
+
+RANKS, SWEEPS, ROWS = 3, 4, 97
+POINTS = 18  # a method, dealt out over the run and the ranks
+METHODS: dict[str, Callable[[], Any]] = {
+    "bregman": lambda: BregmanADMM("hinge", warm_start=1),
+    "anchored": lambda: AnchoredADMM("hinge", batch_size=40, refresh=3),
+}
+DISK = ("mkdir", "open", "fsync", "rename", "unlink", "rmdir")
+
+pytestmark = pytest.mark.slow
+
+
+def train(name: str, folder: Path) -> Any:
+    """All weights and the history without the clock."""
+    model = net(4, 7, 5, 1)
+    more: dict[str, Any] = {"checkpoint": folder, "resume": "auto", "deterministic": True, "sinks": ()}
+    result = fit(model, blobs(ROWS, 4), METHODS[name](), max_sweeps=SWEEPS, evaluate=blobs(30, 4), **more)
+    rest = [{k: v for k, v in row.items() if k not in ("seconds", "bytes_sent")} for row in result.history]
+    return [p.tolist() for p in model.parameters()], rest
+
+
+def run(name: str, folder: Path, rank: int, moment: int) -> Any:
+    """Train; rank `rank` is killed before its so-manieth message or call that touches the disk."""
+    group.GRACE = 0.3
+    seen = [0]
+    if int(os.environ["RANK"]) == rank:
+        _count(Group, "_later", seen, moment)
+        for call in DISK:
+            _count(os, call, seen, moment)
+    _note_saves(folder)
+    try:
+        return in_group(lambda _: train(name, folder), timeout_minutes=0.5), seen[0]
+    except CommError as error:
+        return str(error)
+
+
+def _count(owner: Any, name: str, seen: list[int], moment: int) -> None:
+    call = getattr(owner, name)
+
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        seen[0] += 1
+        if seen[0] == moment:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return call(*args, **kwargs)
+
+    setattr(owner, name, counted)
+
+
+def _note_saves(folder: Path) -> None:
+    """A file that says which save was the last to be reported as done."""
+    save = Checkpoints.save
+
+    def noted(self: Checkpoints, sweep: int, *args: Any) -> None:
+        save(self, sweep, *args)
+        folder.with_suffix(".done").write_text(str(sweep))
+
+    Checkpoints.save = noted  # type: ignore[method-assign, assignment]
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_run_that_is_killed_goes_on_to_the_same_bits(name: str, tmp_path: Path) -> None:
+    alone = train(name, tmp_path / "alone")
+    whole = on_ranks(RANKS, run, name, tmp_path / "whole", 0, -1)
+    assert [result for result, _ in whole] == [alone] * RANKS
+    events = whole[0][1]
+    assert events > 3 * POINTS
+    for point in range(POINTS):
+        moment, rank, folder = 1 + point * (events - 1) // POINTS, point % RANKS, tmp_path / str(point)
+        ends = on_ranks(RANKS, run, name, folder, rank, moment)
+        if isinstance(ends[rank], tuple):  # ranks other than 0 have fewer calls: this one got through
+            moment //= 2
+            ends = on_ranks(RANKS, run, name, folder := tmp_path / f"{point}b", rank, moment)
+        assert ends.pop(rank) == -signal.SIGKILL
+        for text in ends:
+            assert f"rank {rank} is missing" in str(text), (rank, moment, text)
+        done = folder.with_suffix(".done")
+        newest = max((int(p.name[6:]) for p in folder.glob("sweep-????????")), default=0)
+        assert newest >= (int(done.read_text()) if done.exists() else 0), "a checkpoint was lost"
+        assert on_ranks(2, run, name, folder, 0, -1)[0][0] == alone, (rank, moment)

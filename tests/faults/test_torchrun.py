@@ -1,0 +1,63 @@
+"""torchrun --max-restarts: a killed rank, and a run that ends as if nothing had happened."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ..ranks import clean_environment, free_port
+
+pytestmark = pytest.mark.slow
+
+SCRIPT = """
+import json, os, signal, sys
+from torch_admm import AbstractSink, BregmanADMM, comm, fit
+from tests.helpers import blobs, net
+
+class Killed(AbstractSink):
+    def write(self, row):
+        if row["sweep"] == 3 and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+            os.kill(os.getpid(), signal.SIGKILL)
+
+model = net(4, 7, 5, 1)
+with comm.start() as ranks:
+    more = dict(checkpoint=sys.argv[1], resume="auto", deterministic=True)
+    result = fit(model, blobs(97, 4), BregmanADMM("hinge", warm_start=1), max_sweeps=5, sinks=Killed(), **more)
+    if ranks.rank == 0:
+        restarts = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0))
+        found = dict(restarts=restarts, sweeps=len(result.history), weights=[p.tolist() for p in model.parameters()])
+        with open(sys.argv[1] + ".json", "w") as file:
+            json.dump(found, file)
+"""
+
+
+def test_a_killed_rank_is_started_again_and_goes_on(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    restarted = [*torchrun, "--max-restarts", "2", str(script), str(tmp_path / "a")]
+    alone = [sys.executable, str(script), str(tmp_path / "b")]
+    env = clean_environment(TORCHELASTIC_RESTART_COUNT="1")
+    for command in (restarted, alone):
+        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=200, check=False)
+        assert done.returncode == 0, done.stderr
+    first, second = (json.loads((tmp_path / f"{name}.json").read_text()) for name in "ab")
+    assert first.pop("restarts") == 1
+    assert second.pop("restarts") == 1  # as the environment said
+    assert first == second
+    assert first["sweeps"] == 6
+
+
+def test_two_torchruns_on_loopback_are_two_nodes() -> None:
+    example = Path(__file__).parents[2] / "examples" / "two_nodes.sh"
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    command = ["bash", str(example), str(free_port())]
+    env = clean_environment(PATH=path, GLOO_SOCKET_IFNAME="lo")
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=200, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("4 rank(s): 0.9"), done
