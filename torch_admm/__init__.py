@@ -1,11 +1,11 @@
 """Train PyTorch networks without gradients: ADMM / Bregman iteration with closed-form steps."""
 
-from . import smooth  # noqa: F401 (registers its activations)
+from . import comm, smooth  # noqa: F401 (smooth registers its activations)
 from .activations import AbstractActivation, activation_of
 from .anchored import AnchoredADMM
 from .bound import BoundADMM
 from .bregman import BregmanADMM
-from .errors import ConversionError, DataError
+from .errors import CheckpointError, CommError, ConversionError, DataError, RankError
 from .fit import Result, fit
 from .losses import AbstractLoss, loss_of
 from .maps import AbstractLinearMap, map_of
@@ -26,6 +26,8 @@ __all__ = [
     "AnchoredADMM",
     "BoundADMM",
     "BregmanADMM",
+    "CheckpointError",
+    "CommError",
     "ConversionError",
     "DataError",
     "JSONLines",
@@ -34,12 +36,14 @@ __all__ = [
     "Patience",
     "Problem",
     "ProgressBar",
+    "RankError",
     "Result",
     "Target",
     "TensorBoard",
     "TimeBudget",
     "Tolerance",
     "activation_of",
+    "comm",
     "fit",
     "from_module",
     "loss_of",

@@ -61,9 +61,15 @@ def start(
         leave(comm.store, comm.rank, str(error) or type(error).__name__)
         raise
     finally:
-        if dist.is_initialized():
-            with suppress(RuntimeError):
-                dist.destroy_process_group()
+        _forget()
+
+
+def _forget() -> None:
+    global _own  # noqa: PLW0603
+    _own = None
+    if dist.is_initialized():
+        with suppress(RuntimeError):
+            dist.destroy_process_group()
 
 
 def _part(comm: AbstractComm, backend: str) -> None:
