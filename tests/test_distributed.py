@@ -180,6 +180,9 @@ def _differ(ranks: Any) -> Any:
         {"max_sweeps": 3 if one else 4},
         {"max_sweeps": 0 if one else 4},
         {"batch_size": 10 if one else 20, "method": AnchoredADMM("hinge")},
+        {"deterministic": one},
+        {"evaluate": None if one else data},
+        {"checkpoint": "here" if one else None},
     ]
     told = []
     for call in calls:
@@ -200,6 +203,9 @@ DIFFER = [
     "ranks differ in max_sweeps: 4 on rank 0, 3 on rank 1",
     "(rank 1: )?max_sweeps is 0; a whole number of at least 1 is expected",
     "ranks differ in batch_size: 20 on rank 0, 10 on rank 1",
+    "ranks differ in deterministic: False on rank 0, True on rank 1",
+    "ranks differ in evaluated rows: .*'test_': 331.* on rank 0, .* on rank 1",
+    "ranks differ in checkpoint: None on rank 0, here on rank 1",
 ]
 
 

@@ -117,14 +117,16 @@ def fit(
             said = f"the batches of the DataLoader have {rows.batch_size} rows"
             raise ValueError(f"batch_size is {batch_size}, but {said}")
         rows, held = (rows, None) if validation is None else rows.parted(_part(validation, rows.count), seed)
-        about = identity(problem, method, rows, batch_size, seed)
-        settings = {"max_sweeps": max_sweeps, "evaluate_every": every, "checkpoint_every": save_every, "resume": resume}
+        needed = comm.size > 1 or checkpoint is not None
+        about = identity(problem, method, rows, batch_size, seed) if needed else {}
         rows = rows.part(comm.rank, comm.size)
+        judge = Judge(problem, rows, held, evaluate, monitor, comm)
     if comm.size > 1:
-        comm.same(about | settings_of(method) | settings)
+        settings = {"max_sweeps": max_sweeps, "evaluate_every": every, "deterministic": deterministic}
+        settings |= {"checkpoint": checkpoint, "checkpoint_every": save_every, "resume": resume}
+        comm.same(about | settings_of(method) | settings | {"evaluated rows": judge.measured()})
         problem.write({l: comm.from_first_(W) for l, W in problem.read().items()})
     checkpoints = None if checkpoint is None else Checkpoints(checkpoint, comm, about, keep)
-    judge = Judge(problem, rows, held, evaluate, monitor, comm)
     clock = Clock()
     method.comm = comm
     with clock, conditions(problem.device, comm):

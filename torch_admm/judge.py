@@ -50,6 +50,10 @@ class Judge:
         assert self._monitor is not None
         return self._monitor
 
+    def measured(self) -> dict[str, int | bool]:
+        """What figures are made of: rows of each set, on all ranks, and whether there is a function of the user's."""
+        return {prefix: rows.total for prefix, rows in self.sets.items()} | {"own": self.custom is not None}
+
     def resume(self, monitor: str) -> None:
         """Go on with what an earlier process watched, unless something else is asked for now."""
         self._monitor = self._monitor or monitor
