@@ -122,7 +122,7 @@ def fit(
         rows = rows.part(comm.rank, comm.size)
         judge = Judge(problem, rows, held, evaluate, monitor, comm)
     if comm.size > 1:
-        settings = {"max_sweeps": max_sweeps, "evaluate_every": every, "deterministic": deterministic}
+        settings: dict[str, Any] = {"max_sweeps": max_sweeps, "evaluate_every": every, "deterministic": deterministic}
         settings |= {"checkpoint": checkpoint, "checkpoint_every": save_every, "resume": resume}
         comm.same(about | settings_of(method) | settings | {"evaluated rows": judge.measured()})
         problem.write({l: comm.from_first_(W) for l, W in problem.read().items()})
