@@ -93,6 +93,24 @@ def ablation() -> str:
     return "\n".join(lines)
 
 
+def data() -> str:
+    figures = load("data")
+    csv, hog, stream = (figures[name] for name in ("csv", "hog", "stream"))
+    peak = max(
+        v["peak_mib"] - v["idle_mib"] for k, v in figures["memory"].items() if k.endswith(f"{stream['rows']:,} rows")
+    )
+    rows = [
+        ("CSV.gz to HDF5, against `gzip -dc`", f"{csv['rows']:,} rows", csv, "prepare", "gzip"),
+        ("HOG features, two workers against one", f"{hog['images']:,} images", hog, "two", "one"),
+        ("streaming, against `cat` of the warm file", f"{stream['rows']:,} rows", stream, "chunks", "cat"),
+    ]
+    lines = ["| what | how many | ours | against | speed, ratio (aimed at) |", "| --- | --- | --- | --- | --- |"]
+    for what, many, f, ours, other in rows:
+        times = f"{f['seconds'][ours]:.2f} s | {f['seconds'][other]:.2f} s"
+        lines.append(f"| {what} | {many} | {times} | {f['ratio']:.2f} ({f['target']:g}) |")
+    return "\n".join([*lines, "", f"Memory beyond an idle process while {stream['rows']:,} rows stream: {peak} MiB."])
+
+
 def accelerations() -> str:
     """Methods with other targets stand below one another, so a row may have other columns than the one before."""
     figures = load("accelerations")["results"]
@@ -126,7 +144,7 @@ def _bold(row: Any, name: str) -> str:
 
 
 TABLES: dict[str, Callable[[], str]] = {
-    **{f.__name__: f for f in (baselines, bregman, kernels, steps, ablation, accelerations, other_data)},
+    **{f.__name__: f for f in (baselines, bregman, data, kernels, steps, ablation, accelerations, other_data)},
     **{"time_to_accuracy": comparison.time_to_accuracy, "compare": comparison.compare},
 }
 
