@@ -46,7 +46,7 @@ def test_every_table_is_shown() -> None:
 
 def test_linked_files_exist() -> None:
     names = re.findall(r"\]\(([\w/]+\.md)\)", TEXT)
-    assert {"docs/anchored.md", "CONTRIBUTING.md", "CHANGELOG.md"} == set(names)
+    assert {"docs/anchored.md", "docs/data.md", "docs/distributed.md", "CONTRIBUTING.md", "CHANGELOG.md"} == set(names)
     assert all((ROOT / name).exists() for name in names)
 
 
