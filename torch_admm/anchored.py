@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Literal, final
 
@@ -10,7 +9,6 @@ import torch
 from torch import Tensor, nn
 from torch.linalg import vector_norm
 
-from . import steps
 from .activations import GOLDEN
 from .arguments import choice, fraction, non_negative, positive, positive_int
 from .bound import BoundADMM
@@ -18,15 +16,15 @@ from .comm import pack, unpack
 from .data import AbstractRows
 from .losses import loss_of
 from .method import AbstractMethod
-from .moments import LOOK_ROWS, AbstractMoment, moment, row_major
+from .moments import AbstractMoment, looked_at, moment, some_of
 from .problem import Problem, Weights, from_module
 from .scaling import Scaling, looked, measured
+from .walk import Walk
 
 __all__ = ["AnchoredADMM"]
 
 CHUNK_ENTRIES = 1 << 20  # of the widest layer or input: a chunk's temporaries then stay in the last-level cache
 WORTH_CUTTING = 256  # rows of a shard: with fewer, a chunk for each costs more than its rows
-EXACT_SIDE = 16  # up to so many outputs the factor of the a step is taken anew every batch, else at refreshes
 EARLY = (1, 2, 4, 8, 16)  # batches at which moments are refreshed too, while they know little
 SMALL_NET = 16_384  # weights up to which mini-batches may be twice as large
 EXPLODED = 2.0  # a loss above so many times that of the first weights is taken back
@@ -61,7 +59,6 @@ class AnchoredADMM(AbstractMethod):
     V: Weights
     mean: Weights
     norm: Weights
-    K: Weights
     inputs: dict[int, AbstractMoment]
     residuals: dict[int, AbstractMoment]
     first_W: Weights
@@ -151,8 +148,8 @@ class AnchoredADMM(AbstractMethod):
         What is here comes as `comm.pieces` has it; without other ranks, as one piece. Sums are kept as `kept`.
         """
         look = self.looks()
-        K = self._factors(look)
-        R = self._total([self._sums(chunks, K, look, rows, kept) for chunks in pieces], look)
+        self.walk.factor(self.W, look)
+        R = self._total([self._sums(chunks, look, rows, kept) for chunks in pieces], look)
         if look and not self._refresh():
             return
         for l in self.W:
@@ -164,40 +161,26 @@ class AnchoredADMM(AbstractMethod):
         self.steps += 1
         self._average()
 
-    def _sums(
-        self, chunks: Iterable[Batch], K: Weights, look: bool, rows: int, kept: torch.dtype | None
-    ) -> list[Tensor]:
+    def _sums(self, chunks: Iterable[Batch], look: bool, rows: int, kept: torch.dtype | None) -> list[Tensor]:
         """The walk forward and back: R_l of all layers, then, if it is time to look, what was seen on the way."""
-        L, W, layers, beta, gamma = self.problem.L, self.W, self.problem.layers, self.beta, self.gamma
+        L, W, layers = self.problem.L, self.W, self.problem.layers
         R: Weights = {}
         for x, y, counts in chunks:
-            some = _look_at(counts, rows, x.device) if look else None
+            some = looked_at(counts, rows, x.device) if look else None
             # forward: a_l = h_l(m_l), m_l = W_l a_{l-1} + b_l
-            a: Weights = {}
-            m: Weights = {}
-            for l, layer in layers.items():
-                z, h = (m[l - 1], layers[l - 1].h) if l > 1 else (self._input(x), None)
-                a[l - 1] = layer.map.extend(z, h, self._room("a", l, len(x), W[l].shape[1]))
-                m[l] = layer.map.forward(W[l], a[l - 1], self._room("m", l, len(x), len(W[l])) if l < L else None)
+            a, m = self.walk.forward(W, self._input(x))
             # output: r_L = argmin_z { loss(z, y) + beta ||z - m_L||^2 } - m_L
-            r = self.loss.prox(m[L], y, beta).sub_(m[L])
+            r = self.loss.prox(m[L], y, self.beta).sub_(m[L])
             if look:
-                self._watch(*(_some(t, some) for t in (x, m[L], y)))
-            for l in range(L, 0, -1):
+                self._watch(*(some_of(t, some) for t in (x, m[L], y)))
+            # back: r_{l-1} from r_l, by the target of a_{l-1}
+            for l, r_l in self.walk.back(W, a, m, r):
                 # sums of the weight step: R_l = sum r_l' [a_{l-1}, 1]
-                R_l = layers[l].map.cross(r, a[l - 1]).to(kept or W[l].dtype)
+                R_l = layers[l].map.cross(r_l, a[l - 1]).to(kept or W[l].dtype)
                 R[l] = R[l] + R_l if l in R else R_l
                 if look:
-                    self.inputs[l].look(_some(a[l - 1], some))
-                    self.residuals[l].look(_some(r, some))
-                if l > 1:
-                    # d = argmin_d { beta ||r_l - W_l d||^2 + gamma ||d||^2 }, the way to the target a' = a_{l-1} + d
-                    room = self._room("d", l, len(x), layers[l].map.inputs)
-                    d = layers[l].map.pull_back(W[l], r @ K[l], room)
-                    # r_{l-1} = argmin_z { gamma ||a' - h(z)||^2 + beta ||z - m_{l-1}||^2 } - m_{l-1}
-                    h_m = a[l - 1].narrow(1, 0, d.shape[1])
-                    room = self._room("r", l, len(x), d.shape[1])
-                    r = steps.hidden_residual(layers[l - 1].h, d, m[l - 1], h_m, beta, gamma, room)
+                    self.inputs[l].look(some_of(a[l - 1], some))
+                    self.residuals[l].look(some_of(r_l, some))
         sums = [R[l] if l in R else torch.zeros_like(W[l], dtype=kept) for l in W]
         return [*sums, *self._seen()] if look else sums
 
@@ -301,7 +284,7 @@ class AnchoredADMM(AbstractMethod):
             "V": self.V,
             "mean": self.mean,
             "norm": self.norm,
-            "K": self.K,
+            "K": self.walk.K,
             "first_W": self.first_W,
             "kept_W": self.kept_W,
             "kept_mean": self.kept_mean,
@@ -317,11 +300,10 @@ class AnchoredADMM(AbstractMethod):
         self.norm = {l: _size(W) for l, W in self.W.items()}
         self.inputs = {l: moment(W.shape[1], self.rho, W) for l, W in self.W.items()}
         self.residuals = {l: moment(W.shape[0], self.rho_residual, W) for l, W in self.W.items()}
-        self.K = {l: W.new_zeros(len(W), len(W)) for l, W in self.W.items() if l > 1}
+        self.walk = Walk(problem, self.W, self.beta, self.gamma)
         widest = max(max(layer.map.inputs, layer.map.outputs) for layer in problem.layers.values())
         self.chunk = max(256, CHUNK_ENTRIES // widest)
         self._watched = torch.zeros(3, dtype=torch.float64, device=problem.device)  # losses: now, first; rows
-        self._rooms: dict[tuple[str, int], Tensor] = {}
         self._keep()
         self.first_W = {l: W.clone() for l, W in self.W.items()}
 
@@ -348,29 +330,12 @@ class AnchoredADMM(AbstractMethod):
     def _input(self, x: Tensor) -> Tensor:
         return x if self.scaling is None else self.scaling(x)
 
-    def _room(self, name: str, l: int, rows: int, columns: int) -> Tensor:
-        """Memory that every batch uses again: first touching new memory costs more than computing what goes there.
-
-        It starts as ones: nobody writes to the last column of [a, 1].
-        """
-        kept = self._rooms.get((name, l))
-        if kept is None or len(kept) < rows:
-            kept = self._rooms[name, l] = self.W[l].new_ones(rows, columns)
-        return kept if len(kept) == rows else kept.narrow(0, 0, rows)
-
     def _length(self, rows: int) -> float:
         """eta_k: noise falls with the rows of a step, so that longer steps pay."""
         eta = self.eta or min(0.1, 0.05 * max(1.0, rows / 512) ** 0.4)
         return (
             self.shorter * eta * (1 / (1 + self.steps / self.half_life) + self.head_start / (1 + self.steps / 10) ** 2)
         )
-
-    def _factors(self, look: bool) -> Weights:
-        """beta (beta W W' + gamma I)^-1 of the a steps; a large one is factored at refreshes only."""
-        for l in self.K:
-            if look or len(self.K[l]) <= EXACT_SIDE:
-                self.K[l] = row_major(self.problem.layers[l].map.output_factor(self.W[l], self.beta, self.gamma))
-        return self.K
 
     def _watch(self, x: Tensor, m: Tensor, y: Tensor) -> None:
         """Add up the loss now, and that of the first weights on the same rows: one batch may be harder than another."""
@@ -426,25 +391,10 @@ class AnchoredADMM(AbstractMethod):
             self.V[l].zero_()
             self.inputs[l] = moment(W.shape[1], self.rho, W)
             self.residuals[l] = moment(W.shape[0], self.rho_residual, W)
-        self._factors(True)
+        self.walk.factor(self.W, True)
         self.shorter *= 0.5
         self.rollbacks += 1
         self.steps += 1
-
-
-def _look_at(counts: Sequence[int] | None, rows: int, device: torch.device) -> Tensor | None:
-    """Which rows of a mini-batch are looked at: of each shard, whoever has it, the same share; None for all."""
-    if counts is None:
-        return None
-    share, first, index = min(1.0, max(LOOK_ROWS / rows, 0.25)), 0, list[int]()
-    for count in counts:
-        index += range(first, first + math.ceil(share * count))
-        first += count
-    return torch.tensor(index, dtype=torch.int64, device=device)
-
-
-def _some(rows: Tensor, index: Tensor | None) -> Tensor:
-    return rows if index is None else rows.index_select(0, index)
 
 
 def _size(W: Tensor) -> Tensor:

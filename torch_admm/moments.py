@@ -10,6 +10,7 @@ step removes, this is the ridge solution of a least-squares problem whose normal
 from __future__ import annotations
 
 import abc
+import math
 from collections.abc import Sequence
 from typing import Any, final
 
@@ -18,7 +19,7 @@ from torch import Tensor
 
 from .random import gaussian
 
-__all__ = ["LOOK_ROWS", "AbstractMoment", "FullMoment", "LeadingMoment", "moment", "row_major"]
+__all__ = ["LOOK_ROWS", "AbstractMoment", "FullMoment", "LeadingMoment", "looked_at", "moment", "row_major", "some_of"]
 
 FULL = 64  # up to so many columns G itself is kept
 LEADING = 24  # of more, so many eigenvectors: with a ridge of rho s and rho around 1 the others are hardly damped
@@ -175,3 +176,18 @@ def _orthonormal(H: Tensor) -> tuple[Tensor, Tensor]:
     S.diagonal().add_(1e-10)
     L = torch.linalg.cholesky_ex(S).L
     return torch.linalg.solve_triangular(L, H.T, upper=False).T, scale * L.diagonal()
+
+
+def looked_at(counts: Sequence[int] | None, rows: int, device: torch.device) -> Tensor | None:
+    """Which rows of a mini-batch are looked at: of each shard, whoever has it, the same share; None for all."""
+    if counts is None:
+        return None
+    share, first, index = min(1.0, max(LOOK_ROWS / rows, 0.25)), 0, list[int]()
+    for count in counts:
+        index += range(first, first + math.ceil(share * count))
+        first += count
+    return torch.tensor(index, dtype=torch.int64, device=device)
+
+
+def some_of(rows: Tensor, index: Tensor | None) -> Tensor:
+    return rows if index is None else rows.index_select(0, index)
