@@ -6,8 +6,8 @@
 
     seconds(p) = rows(p) rate + fixed + sum over buffers (2 log2(p) latency + 2 (p - 1) / p bytes / bandwidth)
 
-`rate` and `fixed` (factors and solves that every rank makes) come from one process: the sweep of half the rows and that
-of a few. Latency and bandwidth are those measured by `benchmarks.scaling` over loopback, and those of a cluster that is
+`rate` and `fixed` (factors and solves that every rank makes) come from one process: the sweep of all rows and that of a
+few. Latency and bandwidth are those measured by `benchmarks.scaling` over loopback, and those of a cluster that is
 given: by default 2 microseconds and 8 GB/s, about what MPI gives on an HPC interconnect. With the measured ones the
 model is held against the measured sweeps of 1 and 2 ranks. Only then are ranks many: rows are those of the paper
 (10,500,000 and 120,290), and times to its targets take the number of sweeps that is given by --sweeps.
@@ -92,9 +92,9 @@ def sweep_seconds(net: str, method: AbstractMethod, rows: int) -> float:
 
 
 def measured_cost(net: str, method: str) -> Cost:
-    half = ROWS[net] // 2
-    many, few = sweep_seconds(net, METHODS[method](), half), sweep_seconds(net, METHODS[method](), FEW)
-    rate = (many - few) / (half - FEW)
+    rows = ROWS[net]  # not fewer: from some number of rows on, Bregman's products are of another dtype
+    many, few = sweep_seconds(net, METHODS[method](), rows), sweep_seconds(net, METHODS[method](), FEW)
+    rate = (many - few) / (rows - FEW)
     return Cost(rate, max(0.0, few - rate * FEW))
 
 
@@ -106,7 +106,7 @@ def measured_network(exchange: Mapping[str, float]) -> Network:
 
 
 def validated(net: str, method: str, cost: Cost, network: Network, seconds: Mapping[str, float]) -> dict[str, Any]:
-    """The model against the sweeps of 1 and 2 ranks, none of which it was made from."""
+    """The model against the sweeps of 1 and 2 ranks in `benchmarks.scaling`, none of which it was made from."""
     found = {}
     for ranks, measured in seconds.items():
         model = sum(cost.parts(ROWS[net], int(ranks), buffers(net, method), network).values())
