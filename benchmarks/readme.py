@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from baselines import readme as comparison
+from benchmarks.scaling import WANTED
 
 ROOT = Path(__file__).parent.parent
-PAGES = (ROOT / "README.md", ROOT / "docs" / "anchored.md")
+PAGES = (ROOT / "README.md", ROOT / "docs" / "anchored.md", ROOT / "docs" / "distributed.md")
 
 
 def load(name: str) -> Any:
@@ -111,6 +112,18 @@ def data() -> str:
     return "\n".join([*lines, "", f"Memory beyond an idle process while {stream['rows']:,} rows stream: {peak} MiB."])
 
 
+def scaling() -> str:
+    figures = load("scaling")
+    lines = ["| net, rows | method | 1 rank | 2 ranks | ratio (aimed at) |", "| --- | --- | --- | --- | --- |"]
+    for net, methods in figures["seconds"].items():
+        for method, times in methods.items():
+            one, two = times["1"], times["2"]
+            aim = f" ({WANTED[method]:g})" if method in WANTED else ""
+            cells = f"{one:.2f} s | {two:.2f} s | {one / two:.2f}{aim}"
+            lines.append(f"| {net}, {figures['rows'][net]:,} | {method} | {cells} |")
+    return "\n".join(lines)
+
+
 def accelerations() -> str:
     """Methods with other targets stand below one another, so a row may have other columns than the one before."""
     figures = load("accelerations")["results"]
@@ -144,7 +157,7 @@ def _bold(row: Any, name: str) -> str:
 
 
 TABLES: dict[str, Callable[[], str]] = {
-    **{f.__name__: f for f in (baselines, bregman, data, kernels, steps, ablation, accelerations, other_data)},
+    **{f.__name__: f for f in (baselines, bregman, data, kernels, steps, ablation, accelerations, other_data, scaling)},
     **{"time_to_accuracy": comparison.time_to_accuracy, "compare": comparison.compare},
 }
 
