@@ -114,6 +114,16 @@ def test_leading_eigenvectors_suffice_for_a_low_rank(rank: int, bound: float, co
     assert apart(refreshed(part, *[v] * 90), P) < bound / 2
 
 
+@pytest.mark.parametrize(("rank", "first", "later"), [(1, 1e-3, 5e-4), (5, 0.01, 5e-3), (LEADING, 0.09, 0.03)])
+def test_leading_eigenvectors_of_the_fewest_columns(rank: int, first: float, later: float) -> None:
+    """As above, where directions that are left out lie closest: ten refreshes leave more than of wider rows."""
+    v = rows(400, FULL + 2, 3, rank)
+    P = damp(v.T @ v / len(v))
+    part = refreshed(LeadingMoment(FULL + 2, RHO, v), *[v] * 10)
+    assert apart(part, P) < first
+    assert apart(refreshed(part, *[v] * 90), P) < later
+
+
 def test_leading_eigenvectors_of_a_full_rank() -> None:
     """A few large directions among many small ones: those are found, and the others are hardly damped anyway."""
     v = torch.randn(2000, 200, generator=rng(3), dtype=F64) * torch.cat(

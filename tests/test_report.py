@@ -218,7 +218,8 @@ def test_several_ranks_are_a_line() -> None:
 
 def test_nobody_there_is_a_figure_too(tmp_path: Path) -> None:
     rows = summarise([trial("sgd", 1, None)])
-    plots.save(plots.time_over_ranks("title", "digits", 0.95, rows), tmp_path / "figure")
+    made = plots.save(plots.time_over_ranks("title", "digits", 0.95, rows), tmp_path / "figure")
+    assert all(path.stat().st_size > 0 for path in made)
 
 
 def test_tensorboard_has_curves_and_settings(tmp_path: Path) -> None:
