@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import abc
 import copy
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from torch_admm import AbstractMethod, Problem, from_module, loss_of
 from torch_admm.comm import pack, unpack
@@ -15,7 +17,9 @@ from torch_admm.problem import Weights
 
 from .arguments import switch
 
-__all__ = ["AbstractGradientMethod"]
+__all__ = ["AbstractGradientMethod", "Pair"]
+
+Pair = tuple[Tensor, Tensor]
 
 # torch loads its compiler when the first optimiser is built, more than a second that belongs on nobody's clock
 torch.optim.SGD([torch.zeros(1)], lr=1.0)
@@ -29,7 +33,8 @@ class AbstractGradientMethod(AbstractMethod):
 
     With `average`, `weights()` gives an exponential average of the parameters in place of the last ones. After the
     k-th update it keeps min(0.99, (1 + k) / (10 + k)) of itself: a short memory while the weights still move far.
-    With several ranks each has its own rows of a batch, and gradients are summed: all take the same steps.
+    With several ranks each has its own rows of a batch, and gradients are summed: all take the same steps. A
+    deterministic run sums them shard by shard, so that any number of ranks gives the same bits.
     """
 
     optimiser: torch.optim.Optimizer
@@ -57,17 +62,38 @@ class AbstractGradientMethod(AbstractMethod):
         """Has torch its one-kernel step for these parameters? It is the fastest, and what a rival deserves."""
         return self.problem.device.type in FUSED_ON
 
-    def add_up(self, number: float) -> float:
-        """Sum the gradients over ranks, and a number with them: one message for all."""
-        if self.comm.size == 1:
-            return number
-        parameters = list(self.model.parameters())
-        mine = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
-        mine.append(torch.tensor([number], dtype=self.problem.dtype, device=self.problem.device))
-        *gradients, total = unpack(self.comm.sum_(pack(mine, self.problem.dtype)), mine)
-        for p, gradient in zip(parameters, gradients, strict=True):
+    def batches(self, size: int) -> Iterator[Sequence[Pair]]:
+        """What is here of every mini-batch of this epoch, piece by piece."""
+        order = size, self.seed, self.epoch
+        if not self.comm.deterministic:
+            yield from ([pair] for pair in self.rows.batches(*order))
+            return
+        for (x, y), counts in zip(self.rows.batches(*order), self.rows.batch_counts(*order), strict=True):
+            yield list(zip(x.split(counts), y.split(counts), strict=True))
+
+    def mean_gradient(self, pieces: Sequence[Iterable[Pair]], dtype: torch.dtype) -> float:
+        """The mean loss over the rows of all ranks, its gradient left in the parameters. It crosses as `dtype`."""
+        parts = [self._sums(chunks) for chunks in pieces]
+        total = parts[0]
+        if not self.comm.alone:
+            total = unpack(self.comm.total([pack(part, dtype) for part in parts]), total)
+        *gradients, numbers = total
+        loss, count = numbers.tolist()
+        torch._foreach_div_(gradients, count)
+        for p, gradient in zip(self.model.parameters(), gradients, strict=True):
             p.grad = gradient
-        return float(total)
+        return float(loss / count)
+
+    def _sums(self, chunks: Iterable[Pair]) -> list[Tensor]:
+        """The gradient of the sum of losses, then that sum and the number of rows, of which there may be none."""
+        parameters = list(self.model.parameters())
+        gradients = [torch.zeros_like(p) for p in parameters]
+        numbers = torch.zeros(2, dtype=torch.float64, device=self.problem.device)
+        for x, y in (pair for pair in chunks if len(pair[0])):
+            loss = self.loss(self.model(self.comm.aligned(x)), y).sum()
+            torch._foreach_add_(gradients, torch.autograd.grad(loss, parameters))
+            numbers += torch.stack([loss.detach(), torch.full_like(loss, len(x))])
+        return [*gradients, numbers]
 
     def updated(self) -> None:
         """To be called after each update of the parameters."""

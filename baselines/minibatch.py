@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from torch_admm.arguments import positive_int
@@ -23,20 +22,16 @@ class AbstractMiniBatchMethod(AbstractGradientMethod):
         self.default_batch = positive_int("batch_size", batch_size)
 
     def step(self) -> None:
-        size = self.batch_size or self.default_batch
-        for x, y in self.rows.batches(size, self.seed, self.epoch):
-            self.optimiser.zero_grad()
-            losses = self.loss(self.model(x), y)
-            if self.comm.size == 1:
-                losses.mean().backward()
+        for pieces in self.batches(self.batch_size or self.default_batch):
+            if self.comm.alone:
+                self._backward(*pieces[0])
             else:
-                self._mean_gradient(losses)
+                self.mean_gradient([[piece] for piece in pieces], self.problem.dtype)
             self.optimiser.step()
             self.updated()
         self.epoch += 1
 
-    def _mean_gradient(self, losses: Tensor) -> None:
-        """Over the batch of all ranks, of which there may be no row here."""
-        losses.sum().backward()
-        count = self.add_up(len(losses))
-        torch._foreach_div_([p.grad for p in self.model.parameters() if p.grad is not None], count)
+    def _backward(self, x: Tensor, y: Tensor) -> None:
+        """As everybody writes it."""
+        self.optimiser.zero_grad()
+        self.loss(self.model(x), y).mean().backward()

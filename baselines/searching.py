@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -13,11 +13,11 @@ from torch_admm import Problem
 from torch_admm.arguments import positive_int
 from torch_admm.data import AbstractRows
 
-from .gradient import AbstractGradientMethod
+from .gradient import AbstractGradientMethod, Pair
 
 __all__ = ["AbstractSearchingMethod"]
 
-Pairs = Iterator[tuple[Tensor, Tensor]]
+Pieces = Sequence[Iterable[Pair]]
 
 
 class AbstractSearchingMethod(AbstractGradientMethod):
@@ -35,26 +35,28 @@ class AbstractSearchingMethod(AbstractGradientMethod):
 
     def init(self, problem: Problem, rows: AbstractRows, *, batch_size: int | None, seed: int) -> None:
         super().init(problem, rows, batch_size=batch_size, seed=seed)
-        self._work_on(rows.total, lambda: ((x, y) for _, x, y in rows.chunks(self.chunk_rows)))
+        self._work_on(self._all)
 
     def step(self) -> None:
         size = self.batch_size or self.default_batch or self.rows.total
         if size >= self.rows.total:
             self._iterate()
         else:
-            for x, y in self.rows.batches(size, self.seed, self.epoch):
-                count = int(self.comm.sum_(torch.tensor([len(x)])))
-                self._work_on(count, partial(self._split, x, y))
+            for pieces in self.batches(size):
+                self._work_on(partial(self._split, pieces))
                 for _ in range(self.hold):
                     self._iterate()
         self.epoch += 1
 
-    def _split(self, x: Tensor, y: Tensor) -> Pairs:
-        return zip(x.split(self.chunk_rows), y.split(self.chunk_rows), strict=True)
+    def _all(self) -> Pieces:
+        return [((x, y) for _, x, y in piece.chunks(self.chunk_rows)) for piece in self.comm.pieces(self.rows)]
 
-    def _work_on(self, count: int, chunks: Callable[[], Pairs]) -> None:
-        """The rows of the next iterations, of which there are `count` on all ranks."""
-        self._count, self._chunks = count, chunks
+    def _split(self, pieces: Sequence[Pair]) -> Pieces:
+        return [zip(*(column.split(self.chunk_rows) for column in piece), strict=True) for piece in pieces]
+
+    def _work_on(self, pieces: Callable[[], Pieces]) -> None:
+        """The rows of the next iterations."""
+        self._pieces = pieces
         self._last: tuple[Tensor, float, list[Tensor | None]] | None = None
 
     def _iterate(self) -> None:
@@ -74,11 +76,5 @@ class AbstractSearchingMethod(AbstractGradientMethod):
         return self._last[1]
 
     def _evaluate(self) -> float:
-        """Loss and gradient, chunk by chunk."""
-        self.optimiser.zero_grad()
-        total = torch.zeros((), dtype=torch.float64, device=self.rows.like.device)
-        for x, y in self._chunks():
-            part: Tensor = self.loss(self.model(x), y).sum() / self._count
-            part.backward()
-            total += part.detach()
-        return self.add_up(float(total))
+        """Loss and gradient, chunk by chunk; searches compare losses, so these cross in double precision."""
+        return self.mean_gradient(self._pieces(), torch.float64)
