@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import errno
+import gc
 import os
 import pickle
 import threading
+import weakref
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
+from threading import Event, Timer, current_thread, main_thread
 from typing import Any
 
 import h5py
@@ -20,7 +24,7 @@ from torch import nn
 import torch_admm
 from torch_admm.data import hdf5, rows_of
 from torch_admm.data.layout import Layout, layout_of
-from torch_admm.data.reader import AHEAD, THREADS, Pool, ahead
+from torch_admm.data.reader import AHEAD, Pool, ahead
 from torch_admm.errors import DataError
 
 Array = npt.NDArray[Any]
@@ -180,7 +184,7 @@ def test_threads_end_when_the_consumer_stops_early(tmp_path: Path) -> None:
     reads: list[Any] = [rows.chunks(10), rows.batches(10, 0, 0)]
     for read in reads:
         next(read)
-        assert 0 < len(threads()) <= THREADS
+        assert len(threads()) == 1
         read.close()
         assert threads() == []
     for _ in rows.batches(10, 0, 0):
@@ -188,25 +192,91 @@ def test_threads_end_when_the_consumer_stops_early(tmp_path: Path) -> None:
     assert threads() == []
 
 
-def test_ahead_is_map_in_order_and_never_far_ahead() -> None:
+@pytest.mark.parametrize("helping", [False, True])
+def test_ahead_is_map_in_order_and_never_far_ahead(helping: bool) -> None:
     started: list[int] = []
 
     def work(i: int) -> int:
         started.append(i)
         return i * i
 
-    results = ahead(work, range(100), threads=2, most=5)
+    results = ahead(work, range(100), threads=2, most=5, helping=helping)
     for number, result in enumerate(results):
         assert result == number**2
         assert max(started) <= number + 5
     assert sorted(started) == list(range(100))
 
 
-def test_an_error_in_a_thread_comes_where_its_result_would() -> None:
-    results = ahead(lambda i: 1 // (3 - i), range(100), threads=2, most=5)
+def test_who_waits_helps_once_and_with_what_nobody_has_begun() -> None:
+    """The thread sleeps on its first item; the consumer does the one after it, and no more."""
+    begun, awake, done = Event(), Event(), list[tuple[int, bool]]()
+
+    def work(i: int) -> int:
+        if i == 0:
+            begun.set()
+            awake.wait()
+        done.append((i, current_thread() is main_thread()))
+        if i == 1:
+            awake.set()
+        return i
+
+    def items() -> Iterator[int]:
+        yield 0
+        begun.wait()
+        yield from range(1, 4)
+
+    results = ahead(work, items(), most=4, helping=True)
+    assert next(results) == 0
+    assert done[0] == (1, True)
+    assert (0, False) in done
+    assert list(results) == [1, 2, 3]
+    assert sorted(i for i, _ in done) == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("helping", [False, True])
+def test_an_error_in_a_thread_comes_where_its_result_would(helping: bool) -> None:
+    results = ahead(lambda i: 1 // (3 - i), range(100), threads=2, most=5, helping=helping)
     assert [next(results) for _ in range(3)] == [0, 0, 1]
     with pytest.raises(ZeroDivisionError):
         next(results)
+    assert threads() == []
+
+
+@pytest.mark.parametrize("helping", [False, True])
+def test_an_error_leaves_no_cycle_behind(helping: bool) -> None:
+    """The collector might come in a thread that is just starting, where no other thread can be waited for."""
+    gc.collect()
+    gc.disable()
+    try:
+        read = ahead(int, range(9))
+        results = ahead(lambda i: 1 // i, read, helping=helping)
+        gone = weakref.ref(read)
+        with suppress(ZeroDivisionError):
+            next(results)
+        del read, results
+        assert gone() is None
+        assert threads() == []
+    finally:
+        gc.enable()
+
+
+def test_an_interrupt_of_who_helps_comes_at_once() -> None:
+    begun, awake = Event(), Event()
+
+    def work(i: int) -> None:
+        if i == 1:
+            raise KeyboardInterrupt
+        begun.set()
+        awake.wait()
+
+    def items() -> Iterator[int]:
+        yield 0
+        begun.wait()
+        yield 1
+        Timer(0.05, awake.set).start()  # what has begun goes on to its end
+
+    with pytest.raises(KeyboardInterrupt):
+        next(ahead(work, items(), helping=True))
     assert threads() == []
 
 

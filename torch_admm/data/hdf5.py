@@ -25,7 +25,7 @@ from .writer import Writer
 
 __all__ = ["Description", "HDF5Rows", "Writer", "describe", "read"]
 
-BLOCK_BYTES = 4 << 20  # read as one piece of work: less and the threads wait for each other, more and caches overflow
+BLOCK_BYTES = 4 << 20  # read as one piece of work: less and threads wait for each other, more and caches overflow
 WINDOW_BYTES = 1 << 20  # of each shard, chunks from all over it whose rows are shuffled together
 MERGED_BYTES = 4 << 20  # rows of several shards that are put together into batches at a time
 
@@ -71,7 +71,7 @@ class Held:
 
 @final
 class HDF5Rows(AbstractRows):
-    """Rows of a file, a few chunks of it in memory at a time, read ahead by threads.
+    """Rows of a file, a few chunks of it in memory at a time, read ahead by a thread.
 
     The file is open while somebody iterates, so rows may go to other processes. Batches come from windows of each
     shard: its chunks in random order, the rows of a MB or so of them shuffled together, every row once an epoch.
@@ -100,7 +100,7 @@ class HDF5Rows(AbstractRows):
         rows = max(size, self._rows_in(BLOCK_BYTES) // size * size)  # chunks within a block are not copied
         blocks = _groups(self._touched(), max(1, rows // self.layout.chunk_rows))
         with opened(self.layout) as file:
-            yield from regrouped(ahead(partial(self._block, file), blocks), size)
+            yield from regrouped(ahead(partial(self._block, file), blocks, helping=True), size)
 
     def batches(self, size: int, seed: int, epoch: int) -> Iterator[Pair]:
         shards = [self._some(rows, Shards(rows.stop - rows.start)) for rows in self.split.local()]
@@ -111,7 +111,7 @@ class HDF5Rows(AbstractRows):
             return window.shard, shards[window.shard]._shuffled(file, window.chunks, random[window.shard](window.start))
 
         with opened(self.layout) as file:
-            streams = Streams(ahead(work, windows, most=len(shards) + AHEAD), self._nothing())
+            streams = Streams(ahead(work, windows, most=len(shards) + AHEAD, helping=True), self._nothing())
             for cuts in self.split.cuts(size, seed, epoch, self._rows_in(MERGED_BYTES)):
                 yield from streams.batches(cuts)
 
@@ -230,7 +230,7 @@ def read(path: Path) -> tuple[Array, Array]:
             rows = slice(chunk * layout.chunk_rows, (chunk + 1) * layout.chunk_rows)
             layout.read(file.descriptor, [chunk], x[rows], y[rows])
 
-        for _ in ahead(fetch, range(layout.chunks)):
+        for _ in ahead(fetch, range(layout.chunks), helping=True):
             pass
     rows, target = slice(0, layout.description.rows), _target_type(layout.description)
     return x[rows].astype(np.float32, copy=False), y[rows].astype(target, copy=False)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from typing import Any, TypeVar, final
 
 import numpy as np
@@ -13,7 +15,6 @@ import numpy.typing as npt
 
 __all__ = ["AHEAD", "Pool", "ahead"]
 
-THREADS = 2  # one reads or checks about half as fast as a warm file could be copied
 AHEAD = 3  # results that wait at most, those under way included
 
 Item = TypeVar("Item")
@@ -21,25 +22,53 @@ Result = TypeVar("Result")
 
 
 def ahead(
-    work: Callable[[Item], Result], items: Iterable[Item], threads: int = THREADS, most: int = AHEAD
+    work: Callable[[Item], Result],
+    items: Iterable[Item],
+    threads: int = 1,
+    most: int = AHEAD,
+    *,
+    helping: bool = False,
 ) -> Iterator[Result]:
     """`map(work, items)`, up to `most` results ahead of the consumer.
 
     An exception of `work` is raised where its result would have come. The threads end with the generator: at its end,
-    when it is closed, or when nobody holds it any more.
+    when it is closed, or when nobody holds it any more. With `helping`, who asks for a result that is not there yet
+    works too, and does not sleep: waking up takes as long as copying some 100 kB.
     """
+    todo, waiting = deque[tuple[Future[Result], Item]](), deque[Future[Result]]()
     with ThreadPoolExecutor(threads, thread_name_prefix="torch_admm-rows") as pool:
-        waiting: deque[Future[Result]] = deque()
         try:
             for item in items:
-                waiting.append(pool.submit(work, item))
+                waiting.append(Future())
+                todo.append((waiting[-1], item))
+                pool.submit(_one, work, todo)
                 if len(waiting) >= most:
-                    yield waiting.popleft().result()
+                    yield _first(waiting, partial(_one, work, todo) if helping else None)
             while waiting:
-                yield waiting.popleft().result()
+                yield _first(waiting, partial(_one, work, todo) if helping else None)
         finally:
-            for future in waiting:
-                future.cancel()
+            todo.clear()
+
+
+def _first(waiting: deque[Future[Result]], help_out: Callable[[], None] | None) -> Result:
+    if help_out is not None and not waiting[0].done():
+        help_out()
+    return waiting.popleft().result()
+
+
+def _one(work: Callable[[Item], Result], todo: deque[tuple[Future[Result], Item]]) -> None:
+    """The next piece of work that nobody has begun, if there is any."""
+    try:
+        outcome, item = todo.popleft()
+    except IndexError:
+        return
+    try:
+        outcome.set_result(work(item))
+    except BaseException as error:
+        outcome.set_exception(error)
+        del outcome  # the error holds this frame: a cycle would leave the threads to the garbage collector
+        if not isinstance(error, Exception):
+            raise  # somebody wants to stop now, not when this result is asked for
 
 
 @final
@@ -51,7 +80,7 @@ class Pool:
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
         """As np.empty; the memory comes back when the array, and all views and tensors of it, are gone."""
-        size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+        size = math.prod(shape) * dtype.itemsize
         free = self._free.setdefault(size, [])
         try:
             memory = free.pop()

@@ -99,7 +99,7 @@ def regrouped(blocks: Iterable[Pair], size: int) -> Iterator[Chunk]:
     for block in blocks:
         for x, y in _pieces(*block, size - held, size):
             waiting.append((x, y))
-            held += len(x)
+            held += x.shape[0]
             if held == size:
                 yield _joined(waiting, start, size)
                 start, waiting, held = start + size, [], 0

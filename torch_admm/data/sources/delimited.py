@@ -78,8 +78,8 @@ class Parsed(NamedTuple):
 def parsed(path: Path, layout: Columns) -> Iterator[Parsed]:
     """All rows of a file in blocks, decompressed and parsed in threads of their own."""
     blocks = texts(path, layout.header)
-    read: Iterator[Any] = ahead(lambda _: next(blocks, None), repeat(None), threads=1)
-    return ahead(lambda text: _parse(text, layout, path), takewhile(bool, read))
+    read: Iterator[Any] = ahead(lambda _: next(blocks, None), repeat(None))
+    return ahead(lambda text: _parse(text, layout, path), takewhile(bool, read), threads=2)
 
 
 def texts(path: Path, header: int = 0, size: int = BLOCK) -> Iterator[Text]:
