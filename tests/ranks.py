@@ -83,17 +83,22 @@ def in_group(task: Task, *args: Any, **options: Any) -> Any:
         return task(ranks, *args)
 
 
-def mpirun() -> str:
-    """The command, of the MPI that mpi4py comes with; tests without it are skipped."""
+def mpirun(kind: str = "MPICH") -> list[str]:
+    """The command that starts ranks, of the MPI that mpi4py comes with or of an Open MPI that is installed here.
+
+    Tests without it are skipped.
+    """
     pytest.importorskip("mpi4py")
-    found = shutil.which("mpiexec", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+    name, options = {"MPICH": ("mpiexec", []), "Open MPI": ("mpirun.openmpi", ["--oversubscribe"])}[kind]
+    found = shutil.which(name, path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
     if found is None:
-        pytest.skip("no mpiexec here")
-    return found
+        pytest.skip(f"no {name} here")
+    return [found, *options]
 
 
 def clean_environment(**more: str) -> dict[str, str]:
     """For commands that start ranks: one thread each, and nothing of a launcher that started the tests."""
     foreign = ("OMPI_", "PMI", "SLURM_", "MASTER_", "TORCHELASTIC_", "RANK", "WORLD_SIZE", "LOCAL_")
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(foreign)}
-    return kept | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parent.parent)} | more
+    kept = {k: value for k, value in os.environ.items() if not k.startswith(foreign) or k == "SLURM_CONF"}
+    root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    return kept | root | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parent.parent)} | more

@@ -189,11 +189,12 @@ def _check(said: dict[str, Any], rank: int, size: int) -> None:
     assert failed == ("no such file" if rank == 1 else "rank 1: no such file")
 
 
+@pytest.mark.parametrize("kind", ["MPICH", "Open MPI"])
 @pytest.mark.parametrize("backend", ["gloo", "mpi"])
-def test_ranks_of_mpirun(backend: str) -> None:
+def test_ranks_of_mpirun(backend: str, kind: str) -> None:
     """Both ways to use an mpirun: as a launcher only, and for what crosses."""
     code = f"from tests import test_comm; test_comm.report({backend!r})"
-    command = [mpirun(), "-n", "2", sys.executable, "-c", code]
+    command = [*mpirun(kind), "-n", "2", sys.executable, "-c", code]
     done = subprocess.run(command, env=clean_environment(), capture_output=True, text=True, timeout=100, check=False)
     assert (done.returncode, done.stdout.split()) == (0, [backend, backend]), done
 

@@ -17,6 +17,7 @@ from .data import AbstractRows
 from .losses import loss_of
 from .method import AbstractMethod
 from .moments import AbstractMoment, looked_at, moment, some_of
+from .precision import LITTLE_STEP, LITTLE_SWEEP
 from .problem import Problem, Weights, from_module
 from .scaling import Scaling, looked, measured
 from .walk import Walk
@@ -24,7 +25,6 @@ from .walk import Walk
 __all__ = ["AnchoredADMM"]
 
 CHUNK_ENTRIES = 1 << 20  # of the widest layer or input: a chunk's temporaries then stay in the last-level cache
-WORTH_CUTTING = 256  # rows of a shard: with fewer, a chunk for each costs more than its rows
 EARLY = (1, 2, 4, 8, 16)  # batches at which moments are refreshed too, while they know little
 SMALL_NET = 16_384  # weights up to which mini-batches may be twice as large
 EXPLODED = 2.0  # a loss above so many times that of the first weights is taken back
@@ -124,12 +124,18 @@ class AnchoredADMM(AbstractMethod):
     @torch.no_grad()
     def init(self, problem: Problem, rows: AbstractRows, *, batch_size: int | None = None, seed: int = 0) -> None:
         """Start from the model's own weights."""
-        batch_size = rows.batch_size if batch_size is None else batch_size
-        self.rows, self.seed = rows, seed
+        self.rows, self.seed, self.size = rows, seed, self._step_rows(problem, rows, batch_size)
         self._start(problem)
-        weights = sum(W.numel() for W in self.W.values())
-        self.size = self.batch_size_for(rows.total, weights) if batch_size is None else min(batch_size, rows.total)
         self.scale(rows)
+
+    def is_little(self, problem: Problem, rows: AbstractRows, batch_size: int | None) -> bool:
+        """See `precision`."""
+        size = self._step_rows(problem, rows, batch_size)
+        return size * problem.size <= (LITTLE_SWEEP if size >= rows.total else LITTLE_STEP)
+
+    def _step_rows(self, problem: Problem, rows: AbstractRows, batch_size: int | None) -> int:
+        size = rows.batch_size if batch_size is None else batch_size
+        return self.batch_size_for(rows.total, problem.size) if size is None else min(size, rows.total)
 
     def step(self) -> None:
         """One epoch of mini-batches, or one sweep over all rows."""
@@ -209,8 +215,9 @@ class AnchoredADMM(AbstractMethod):
         return [*self.inputs.values(), *self.residuals.values()]
 
     def _chunks(self, piece: AbstractRows) -> Iterator[Batch]:
-        """Products of the same rows round alike, so chunks end with the shards, unless these are tiny."""
-        shards = [s for _, s in piece.shards()] if piece.total >= WORTH_CUTTING * piece.split.number else [piece]
+        """Products of the same rows round alike, so chunks end with the shards, unless there is little to do."""
+        little = piece.total * self.problem.size <= LITTLE_SWEEP
+        shards = [piece] if little else [shard for _, shard in piece.shards()]
         for shard in shards:
             for _, x, y in shard.chunks(self.chunk):
                 yield self.comm.aligned(x), y, None

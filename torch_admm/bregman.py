@@ -14,6 +14,7 @@ from .data import AbstractRows, Chunk, take
 from .gram import Factor
 from .losses import loss_of
 from .method import AbstractMethod
+from .precision import LITTLE_SWEEP
 from .problem import Problem, Weights
 from .random import gaussian
 from .sums import Sums, merged, summed_at_once
@@ -21,6 +22,8 @@ from .sums import Sums, merged, summed_at_once
 __all__ = ["BregmanADMM"]
 
 CHUNK_ENTRIES = 1 << 19  # of the widest layer: a chunk's temporaries then stay in the last-level cache
+
+WORTH_CUTTING = 256  # rows of a shard: with fewer, a chunk for each costs more than its rows
 
 
 @final
@@ -69,6 +72,10 @@ class BregmanADMM(AbstractMethod):
         per_layer("beta", beta, None)
         per_layer("gamma", gamma, None)
 
+    def is_little(self, problem: Problem, rows: AbstractRows, batch_size: int | None) -> bool:
+        """See `precision`."""
+        return rows.total * problem.size <= LITTLE_SWEEP
+
     @torch.no_grad()
     def init(self, problem: Problem, rows: AbstractRows, *, batch_size: int | None = None, seed: int = 0) -> None:
         """Allocate and draw a, z, lam; factor the Gram matrix of the data, which never changes."""
@@ -80,8 +87,9 @@ class BregmanADMM(AbstractMethod):
         self.problem, self.rows, self.sweeps = problem, rows, 0
         widest = max(layer.map.outputs for layer in problem.layers.values())
         at_once = summed_at_once(rows.total)
-        size = self.chunk_rows or max(256, CHUNK_ENTRIES // widest // at_once * at_once)
-        self.size = min(size, max(1, rows.count))
+        size, shard = max(256, CHUNK_ENTRIES // widest // at_once * at_once), -(-rows.total // rows.split.number)
+        size = shard if size < shard < 1.5 * size else size  # a few rows left over would cost as much as many
+        self.size = min(self.chunk_rows or size, max(1, rows.count))
         # the output step makes nothing as wide as a hidden layer, unless it has to convert one
         converts = self.state_dtype not in (None, problem.dtype)
         self.output_size = self.size if converts else self.size * max(1, min(16, widest // problem.outputs))
@@ -220,7 +228,14 @@ class BregmanADMM(AbstractMethod):
         return merged(grams, self.rows, self.comm).factor(self.ridge)
 
     def _portions(self, size: int) -> Iterator[tuple[int, Chunk]]:
-        return self.comm.portions(self.rows, size)
+        """Chunks end with the shards, if these are not tiny: the same rows then round alike on any number of ranks."""
+        if self.comm.deterministic or self.rows.total < WORTH_CUTTING * self.rows.split.number:
+            yield from self.comm.portions(self.rows, size)
+            return
+        for _, shard in self.rows.shards():
+            offset = shard.first - self.rows.first
+            for part, (rows, x, y) in self.comm.portions(shard, size):
+                yield part, Chunk(slice(rows.start + offset, rows.stop + offset), x, y)
 
     def _draw(self, seed: int) -> None:
         """Gaussian a and z; the W from them are what the first a steps see."""

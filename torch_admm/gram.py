@@ -174,14 +174,19 @@ class Factor:
 
     def _solve_centred(self, R: Tensor) -> Tensor:
         X = R * (self.scale / self.unit)
-        if self.Q is not None:
-            X = X @ self.Q
+        if self.Q is None:
+            return self._filtered(X) * self.scale
+        # Centred rows never span all of Q, and what rounding leaves of X in the rest would come out 1 / delta times as
+        # large: filtered twice it is gone, and nothing else changes.
+        W = self._filtered(self._filtered(X @ self.Q) @ self.S)
+        return W @ self.Q.T * self.scale
+
+    def _filtered(self, X: Tensor) -> Tensor:
+        """X S^+, by iterated Tikhonov regularisation."""
         W = X @ self.P
         for _ in range(REFINEMENTS):
             W = W + (X - W @ self.S) @ self.P
-        if self.Q is not None:
-            W = W @ self.Q.T
-        return W * self.scale
+        return W
 
 
 def cross(z: Tensor, a: Tensor, bias: bool, at_once: int | None = None) -> Tensor:

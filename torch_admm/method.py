@@ -27,6 +27,13 @@ class AbstractMethod(abc.ABC):
     comm: AbstractComm = Solo()  # the other ranks: `fit` sets it before `init`
     by_row: ClassVar[tuple[str, ...]] = ()  # entries of `state_dict` with one row a sample of this rank
 
+    def is_little(self, problem: Problem, rows: AbstractRows, batch_size: int | None) -> bool:
+        """Are its steps on these rows so short that they cost about as much in double precision? Then `fit` does that.
+
+        Asked before `init`.
+        """
+        return False
+
     @abc.abstractmethod
     def init(self, problem: Problem, rows: AbstractRows, *, batch_size: int | None, seed: int) -> None:
         """Start afresh. Settings that do not fit the problem raise a ValueError here."""

@@ -58,6 +58,11 @@ class Problem:
     def outputs(self) -> int:
         return self.layers[self.L].map.outputs
 
+    @property
+    def size(self) -> int:
+        """How many weights there are."""
+        return sum(p.numel() for p in self.model.parameters())
+
     def read(self) -> Weights:
         """A copy of the model's weights."""
         return {l: layer.map.read() for l, layer in self.layers.items()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from datetime import timedelta
@@ -19,6 +20,8 @@ SPIN, NAP = 0.002, 0.0002  # seconds: first asked again at once, then after naps
 
 def require() -> Any:
     """mpi4py's MPI, with an MPI library behind it."""
+    if "OMPI_COMM_WORLD_RANK" in os.environ:  # wheels of mpi4py serve both, and would take an MPICH that lies nearer
+        os.environ.setdefault("MPI4PY_MPIABI", "openmpi")
     try:
         import mpi4py
 

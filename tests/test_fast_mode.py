@@ -1,0 +1,128 @@
+"""Without `deterministic`, other numbers of ranks differ by rounding: 1e-6 (float32), 1e-12 (float64) after 10 sweeps.
+
+A sweep is one update of all layers: over all rows, or over one mini-batch. The difference is that of the weights in the
+largest norm, relative to the largest weight.
+
+Some iterations make more of a rounding than that: where labels are noise, steps have a length but no direction. There
+ranks may differ as much as one process differs from itself when each value of the data moves by one unit in its last
+place; float32 sweeps over all rows, and whatever is little enough to be done in double precision, need no such excuse.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from torch_admm import AbstractMethod, AnchoredADMM, BregmanADMM, fit
+from torch_admm.precision import LITTLE_STEP, LITTLE_SWEEP
+
+from .helpers import blobs, net, rng
+from .ranks import in_group, on_ranks
+
+BOUNDS = {torch.float32: 1e-6, torch.float64: 1e-12}
+NOISE = 28  # dimensions: a circle in so many cannot be learnt from a few thousand rows
+AS_ONE_UNIT = 30  # times: both differences are those of a chaotic iteration
+
+
+@dataclass(frozen=True)
+class Case:
+    make: Callable[[], AbstractMethod]
+    widths: tuple[int, ...]
+    rows: int
+    sweeps: int = 10  # as `fit` counts them: epochs, of mini-batches
+    seeds: int = 2
+    in_batches: bool = False  # too large for double precision
+
+    def may_differ_as_one_unit(self, dtype: torch.dtype) -> bool:
+        return self.widths[0] == NOISE and (dtype == torch.float64 or self.in_batches)
+
+
+BREGMAN = {
+    "bregman": lambda: BregmanADMM("hinge", warm_start=2, gamma=1.0),
+    "consistent": lambda: BregmanADMM("hinge", multiplier="consistent", chunk_rows=70),
+}
+FULL = {**BREGMAN, "anchored": lambda: AnchoredADMM("logistic", batch_size="full")}
+SIZES = {
+    "few": ((4, 9, 5, 1), 3),  # of three ranks or more some have none
+    "odd": ((4, 9, 5, 1), 331),
+    "noise": ((NOISE, 30, 1), 1500),
+}
+CASES: dict[str, Case] = {
+    **{f"{name}, {size}": Case(make, *SIZES[size]) for name, make in FULL.items() for size in SIZES},
+    "anchored, by shards": Case(FULL["anchored"], (NOISE, 100, 1), 6001, seeds=1),
+    "bregman, by shards": Case(BREGMAN["bregman"], (NOISE, 100, 1), 6301, seeds=1),
+    "batches of 34": Case(lambda: AnchoredADMM("logistic", batch_size=34, refresh=3), (4, 9, 5, 1), 331, sweeps=1),
+    "batches of 2": Case(lambda: AnchoredADMM("logistic", batch_size=2), (4, 9, 5, 1), 3, sweeps=5),
+    "classes": Case(lambda: AnchoredADMM("cross_entropy", batch_size=16), (8, 16, 5), 157, sweeps=1),
+    "large batches": Case(
+        lambda: AnchoredADMM("logistic", batch_size=512), (NOISE, 100, 1), 5117, sweeps=1, in_batches=True
+    ),
+}
+
+
+def weights(case: Case, seed: int, dtype: torch.dtype, moved: int = 0) -> Tensor:
+    """After ten sweeps; with `moved`, data that differ by one unit in the last place, drawn by it."""
+    model = net(*case.widths, dtype=dtype)
+    for i, parameter in enumerate(model.parameters()):
+        nn.init.normal_(parameter, 0.0, 0.3, generator=rng(100 * seed + i))
+    x, y = blobs(case.rows, case.widths[0], max(2, case.widths[-1]), dtype=dtype)
+    if moved:
+        x = x * (1 + torch.finfo(dtype).eps * torch.randn(x.shape, generator=rng(moved), dtype=dtype).sign())
+    fit(model, (x, y), case.make(), max_sweeps=case.sweeps, seed=seed, restore_best=False, sinks=(), evaluate_every=99)
+    return nn.utils.parameters_to_vector(model.parameters()).detach().double()
+
+
+def apart(first: Tensor, second: Tensor) -> float:
+    return float((first - second).abs().max() / first.abs().max())
+
+
+def runs(_: Any) -> dict[Any, Any]:
+    """Of all cases; lists, as tensors would cross by shared memory."""
+    return {
+        (name, seed, dtype): weights(case, seed, dtype).tolist()
+        for name, case in CASES.items()
+        for seed in range(case.seeds)
+        for dtype in BOUNDS
+    }
+
+
+@pytest.fixture(scope="module")
+def alone() -> dict[Any, Any]:
+    return runs(None)
+
+
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_ranks_differ_by_rounding_only(size: int, alone: dict[Any, Any]) -> None:
+    results = on_ranks(size, in_group, runs)
+    for result in results:
+        assert isinstance(result, dict), result
+        assert result == results[0]
+    for (name, seed, dtype), expected in alone.items():
+        one = torch.tensor(expected, dtype=torch.float64)
+        difference = apart(one, torch.tensor(results[0][name, seed, dtype], dtype=torch.float64))
+        if difference < BOUNDS[dtype]:
+            continue
+        assert CASES[name].may_differ_as_one_unit(dtype), (name, seed, dtype, difference)
+        unit = max(apart(one, weights(CASES[name], seed, dtype, moved)) for moved in (1, 2, 3))
+        assert difference < AS_ONE_UNIT * unit, (name, seed, dtype, unit)
+
+
+def test_the_cases_are_little_or_not_as_they_say() -> None:
+    work = {name: case.rows * sum(p.numel() for p in net(*case.widths).parameters()) for name, case in CASES.items()}
+    for name in CASES:
+        assert (work[name] > LITTLE_SWEEP) == ("shards" in name), name
+    assert work["large batches"] / 10 > LITTLE_STEP
+
+
+def test_little_runs_are_done_in_double_precision_and_handed_back_as_they_came() -> None:
+    method, model = AnchoredADMM("logistic", batch_size=34), net(4, 9, 5, 1)
+    fit(model, blobs(331, 4), method, max_sweeps=1, sinks=())
+    assert {W.dtype for W in method.W.values()} == {torch.float64}
+    assert {p.dtype for p in model.parameters()} == {torch.float32}
+    fit(model, blobs(331, 4), method, max_sweeps=1, sinks=(), deterministic=True)
+    assert {W.dtype for W in method.W.values()} == {torch.float32}
