@@ -8,12 +8,18 @@ import io
 import json
 import os
 import re
+import socket
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from torch_admm.cli import main
+from torch_admm.comm import Group
+from torch_admm.data.hdf5 import Writer
 from torch_admm.data.sources import SOURCES, prepare
 
 from .ranks import on_ranks
@@ -38,6 +44,25 @@ def command(argv: list[str], full: int | None = None) -> tuple[int, str, str]:
         except SystemExit as end:
             code = int(end.code or 0)
     return code, out.getvalue(), err.getvalue()
+
+
+def stuck(argv: list[str], culprit: int) -> tuple[int, str, str]:
+    """The command, in which one rank is stuck for a while before its so-manieth message."""
+    seen, later = [0], Group._later
+
+    def delayed(*args: Any) -> Any:
+        seen[0] += 1
+        if seen[0] == 40 and int(os.environ["RANK"]) == culprit:
+            time.sleep(7)
+        return later(*args)
+
+    Group._later = delayed  # type: ignore[method-assign]
+    return command(argv)
+
+
+def without_mpi(argv: list[str]) -> tuple[int, str, str]:
+    sys.modules["mpi4py"] = None  # type: ignore[assignment]
+    return command(argv)
 
 
 def _no_space(descriptor: Any) -> None:
@@ -76,6 +101,11 @@ def test_bad_input_is_one_sentence_of_rank_0(folder: Path, tmp_path: Path) -> No
             1,
             "cannot be written: No space left on device",
         ),
+        (
+            words(folder, "--method", "bregman", "--checkpoint", tmp_path / "n"),
+            0,
+            "cannot be written: No space left on device",
+        ),
         (words(folder, "--data-dir", tmp_path), None, "--data-dir is given twice"),
         (words(folder, "--resume", "auto"), None, "resume is 'auto', but there is no checkpoint"),
     ]
@@ -85,3 +115,34 @@ def test_bad_input_is_one_sentence_of_rank_0(folder: Path, tmp_path: Path) -> No
         assert re.search(match, first[2]), first
         assert second[1:] == ("", "")
     assert not list((tmp_path / "n").iterdir())
+
+
+def _few(path: Path) -> Path:
+    """A file of two rows."""
+    with Writer(path, features=3, source="made up", classes=["no", "yes"]) as writer:
+        writer.write(np.eye(2, 3, dtype=np.float32), np.arange(2))
+    return path
+
+
+def test_ranks_that_cannot_start_say_so_once(folder: Path, tmp_path: Path) -> None:
+    """A port that somebody else has, a host without address, no MPI, more ranks than rows, one that is stuck."""
+    short, mpi = words(folder, "--timeout", "0.05"), ["--backend", "mpi"]
+    few = ["train", "--data", str(_few(tmp_path / "few.h5")), "--net", "4"]
+    nowhere = {"MASTER_ADDR": "no.invalid"}
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        cases: list[tuple[str, list[Any]]] = [
+            (f"port {port} is taken on 127.0.0.1", on_ranks(3, command, short, env={"MASTER_PORT": port})),
+            ("MASTER_ADDR is 'no.invalid', and that name has no", on_ranks(3, command, short, env=nowhere)),
+            ('backend "mpi" needs mpi4py and an MPI library', on_ranks(3, without_mpi, [*short, *mpi])),
+            ("few.h5 has 2 rows for 3 ranks; start at most one a row", on_ranks(3, command, few)),
+            ("rank 1 is missing, ended or stuck; rank 0 was told", on_ranks(3, stuck, short, 1)),
+        ]
+    for match, (first, second, third) in cases:
+        assert (first[0], second[0], third[0]) == (2, 2, 2), (first, second, third)
+        assert match in first[2]
+        assert first[2].count("\n") == 1, first
+        assert third[2] == "", (first, third)
+        assert second[2] == "" or "stuck" in match, (first, second)  # who was stuck finds the others gone

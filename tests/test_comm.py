@@ -206,6 +206,26 @@ def report(backend: str) -> None:
     os.write(1, said.replace("mpi4py", "mpi").encode() + b"\n")
 
 
+def test_a_stuck_rank_of_mpi_is_named_by_one_that_is_left() -> None:
+    """MPI itself says nothing of it. mpirun ends all with the first: that is the one that speaks."""
+    command = [*mpirun(), "-n", "3", sys.executable, "-c", "from tests import test_comm; test_comm.stick()"]
+    done = subprocess.run(command, env=clean_environment(), capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode != 0
+    said = re.findall("^rank .* missing.*", done.stdout, re.MULTILINE)
+    assert said[0] == "rank 1 is missing, ended or stuck; rank 0 was told: no answer within 1.8 s (speaks)", done
+
+
+def stick() -> None:
+    with comm.start("mpi", timeout_minutes=0.03) as ranks:
+        os.write(1, _go_wrong(ranks, "stuck", 1).encode() + b"\n")
+        sys.exit(1)
+
+
+def test_a_missing_rank_is_named_within_two_seconds() -> None:
+    """After the time-out: the roll call, and the pause of those that are silent."""
+    assert group.GRACE + 10 * group.POLL + group.HEARD <= 2
+
+
 def _go_wrong(ranks: AbstractComm, what: str, culprit: int) -> str:
     group.GRACE = 3.0  # for a machine that has other things to do
     ranks.sum_(torch.ones(1000))

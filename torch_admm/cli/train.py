@@ -111,6 +111,8 @@ def train(args: argparse.Namespace, ranks: AbstractComm) -> int:
     with ranks.together():
         files = files_of(args)
         about = describe(files.train)
+        if about.rows < ranks.size:
+            raise DataError(f"{files.train} has {about.rows} rows for {ranks.size} ranks; start at most one a row")
         net = Net(widths_of(args.net, about), args.activation)
         method = method_of(args, about)
         savable(args.save)

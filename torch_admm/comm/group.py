@@ -19,6 +19,7 @@ __all__ = ["Group", "leave", "lost"]
 
 GRACE = 1.5  # seconds in which the ranks that are left say so, after one was found missing
 POLL = 0.02
+HEARD = 0.2  # seconds: launchers end all ranks with the first that goes, so that should be the one that speaks
 
 
 @final
@@ -81,6 +82,8 @@ def lost(store: Any, rank: int, size: int, reason: str) -> CommError:
         return CommError(f"ranks lost each other: {reason}")
     told, missing = _roll_call(store, rank, size)
     speaks = rank == min(set(range(size)) - set(missing), default=0)
+    if not speaks:
+        time.sleep(HEARD)
     for other, text in told.items():
         if text:
             return CommError(f"rank {other} stopped: {text}", speaks=speaks)

@@ -120,8 +120,9 @@ def _nccl(launch: Launch, patience: timedelta) -> Store:
 
 
 def _mpi(launch: Launch, patience: timedelta) -> Store:
+    store = _store(launch, patience)  # MPI cannot say who is missing
     mpi.init(launch.size, patience)
-    return None
+    return store
 
 
 BACKENDS: dict[str, Callable[[Launch, timedelta], Store]] = {"gloo": _gloo, "nccl": _nccl, "mpi": _mpi}
