@@ -56,7 +56,7 @@ def stuck(argv: list[str], culprit: int) -> tuple[int, str, str]:
             time.sleep(7)
         return later(*args)
 
-    Group._later = delayed  # type: ignore[method-assign]
+    Group._later = delayed  # type: ignore[method-assign, assignment]
     return command(argv)
 
 
