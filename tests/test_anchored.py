@@ -328,13 +328,50 @@ def test_what_explodes_is_taken_back(eta: float, size: Any) -> None:
     assert all(bool(torch.isfinite(p).all()) for p in result.model.parameters())
 
 
+@pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("size", [16, "full"])
-def test_a_run_recovers_from_an_explosion(size: Any) -> None:
+def test_a_run_recovers_from_an_explosion(size: Any, seed: int) -> None:
     """Back to weights that were fine: after enough halvings of a length that is far too large, training works."""
     x, y = blobs(200, 4, 3)
-    method = AnchoredADMM("cross_entropy", eta=2.0, half_life=1e9, head_start=0.0, batch_size=size, refresh=1)
-    result = fit(net(4, 24, 20, 3), (x, y), method, max_sweeps=60, sinks=(), restore_best=False, seed=4)
-    assert result.history[-1]["loss"] < 0.9 * result.history[0]["loss"]
+    method = AnchoredADMM("cross_entropy", eta=2.0, half_life=30, head_start=0.0, batch_size=size, refresh=1)
+    result = fit(net(4, 24, 20, 3), (x, y), method, max_sweeps=60, sinks=(), restore_best=False, seed=seed)
+    assert result.history[-1]["rollbacks"] >= 1
+    assert result.history[-1]["loss"] < 0.5 * result.history[0]["loss"]
+
+
+def test_a_network_that_has_died_is_taken_back() -> None:
+    """Its loss may be that of a good guess, but no residual reaches the first layer, so no step would wake it up."""
+    x, y = blobs(200, 4, 3)
+    method = AnchoredADMM("cross_entropy", batch_size=16, refresh=4)
+    started(method, net(4, 24, 20, 3), (x, y))
+    method.step()
+    method.W[1][:, -1] = -1e3  # biases under which no unit is ever active
+    method.step()
+    assert method.rollbacks == 1
+    assert float(method.W[1][:, -1].abs().max()) < 10
+
+
+def test_a_network_that_was_never_alive_still_learns_its_biases() -> None:
+    x, y = blobs(200, 4, 3)
+    model = net(4, 24, 3)
+    torch.nn.init.constant_(model[0].bias, -1e3)  # type: ignore[arg-type]
+    result = fit(model, (x, y), AnchoredADMM("cross_entropy"), max_sweeps=5, sinks=())
+    assert result.history[-1]["rollbacks"] == 0
+    assert result.history[-1]["loss"] <= result.history[0]["loss"]
+
+
+def test_weights_that_keep_failing_are_given_up_for_the_first() -> None:
+    """The ones kept may be on the brink: when nothing went well from there twice, training starts again."""
+    x, y = blobs(200, 4, 3)
+    method = AnchoredADMM("cross_entropy", batch_size=16, refresh=4)
+    started(method, net(4, 24, 20, 3), (x, y))
+    method.step()
+    kept, first = method.kept_W[2].clone(), method.first_W[2].clone()
+    assert not torch.equal(kept, first)
+    method._roll_back()
+    assert torch.equal(method.W[2], kept)
+    method._roll_back()
+    assert torch.equal(method.W[2], first)
 
 
 @pytest.mark.parametrize("size", [16, "full"])
@@ -603,7 +640,7 @@ BATCHES: dict[str, tuple[Any, Any, str]] = {
 }
 
 
-@pytest.mark.parametrize("steps", [0, 3])
+@pytest.mark.parametrize("steps", [0, 5])
 @pytest.mark.parametrize("case", BATCHES)
 def test_bad_batches(case: str, steps: int) -> None:
     """At the first step and at one that does not look: refused before anything changes."""

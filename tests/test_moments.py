@@ -32,7 +32,7 @@ def damp(G: Tensor) -> Tensor:
 def refreshed(part: AbstractMoment, *batches: Tensor) -> AbstractMoment:
     for v in batches:
         part.look(v)
-        part.refresh()
+        part.refresh(part.take(), len(v))
     return part
 
 
@@ -76,12 +76,24 @@ def test_later_refreshes_forget() -> None:
 
 
 def test_one_column_has_no_direction() -> None:
-    """Rows of one number: the formula is a number, which the relative step removes; left may leave it out."""
-    part = refreshed(FullMoment(1, RHO, torch.zeros(0, dtype=F64)), rows(9, 1, 0))
-    D = torch.tensor([[2.0, -3.0]], dtype=F64)
-    left = part.left(D.clone())
-    torch.testing.assert_close(left / left[0, 0], D / D[0, 0])
-    torch.testing.assert_close(part.right(D.T.clone()), D.T * RHO / (1 + RHO))
+    """Rows of one number: the formula is a number, which the relative step removes."""
+    part = refreshed(moment(1, RHO, torch.zeros(0, dtype=F64)), rows(9, 1, 0))
+    agree(part, torch.eye(1, dtype=F64), 0)
+    assert part.take() == []
+
+
+@pytest.mark.parametrize("columns", [1, 6, 150])
+def test_what_is_taken(columns: int) -> None:
+    """As many sums as the moment says, once, in float64; without rows, zeros of the same shapes."""
+    part = moment(columns, RHO, torch.zeros(0))
+    part.look(rows(9, columns, 0).float())
+    seen, nothing = part.take(), part.take()
+    assert len(seen) == len(nothing) == part.sums
+    for some, none in zip(seen, nothing, strict=True):
+        assert some.dtype == none.dtype == F64
+        assert some.shape == none.shape
+        assert bool((some != 0).any())
+        assert not none.any()
 
 
 @pytest.mark.parametrize("kind", [FullMoment, LeadingMoment])
@@ -91,7 +103,7 @@ def test_several_looks_are_one(kind: type[AbstractMoment]) -> None:
     often = kind(200, RHO, v)
     for part in v.split(17):
         often.look(part)
-    often.refresh()
+    often.refresh(often.take(), len(v))
     D = rows(3, 200, 2)
     torch.testing.assert_close(once.right(D.clone()), often.right(D.clone()), rtol=0, atol=1e-10)
 
@@ -154,8 +166,7 @@ def test_eigenvectors_stay_orthonormal(dtype: torch.dtype, rank: int | None) -> 
     v = (rows(50, 150, 1, rank) if rank != 0 else torch.zeros(50, 150)).to(dtype)
     part = LeadingMoment(150, RHO, v)
     for k in range(12):
-        part.look(v * (1 + 0.1 * k))
-        part.refresh()
+        refreshed(part, v * (1 + 0.1 * k))
         carries = part.e > 1e-3 * part.e.max().clamp_min(1e-300)
         U = part.U.double()[:, carries]
         eye = torch.eye(U.shape[1], dtype=F64)

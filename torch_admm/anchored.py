@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
 from typing import Any, Literal, final
 
 import torch
@@ -25,11 +26,12 @@ from .walk import Walk
 __all__ = ["AnchoredADMM"]
 
 CHUNK_ENTRIES = 1 << 20  # of the widest layer or input: a chunk's temporaries then stay in the last-level cache
-EARLY = (1, 2, 4, 8, 16)  # batches at which moments are refreshed too, while they know little
+EARLY = (3,)  # batches at which moments are refreshed too, while they know little
 SMALL_NET = 16_384  # weights up to which mini-batches may be twice as large
 EXPLODED = 2.0  # a loss above so many times that of the first weights is taken back
+PATIENCE = 5  # so is one that is above it, by less, at so many looks more than it is not
 
-COUNTERS = ("steps", "epoch", "shorter", "rollbacks", "highest")
+COUNTERS = ("steps", "epoch", "shorter", "rollbacks", "highest", "alive", "above", "fresh")
 
 Batch = tuple[Tensor, Tensor, Sequence[int] | None]  # x, y, and how many of a mini-batch each shard has
 
@@ -75,7 +77,7 @@ class AnchoredADMM(AbstractMethod):
         eta: float | None = None,
         half_life: float = 200.0,
         head_start: float = 2.0,
-        momentum: float = 0.7,
+        momentum: float = 0.5,
         rho: float = 2.0,
         rho_residual: float = 1.0,
         beta: float = 1.0,
@@ -155,8 +157,8 @@ class AnchoredADMM(AbstractMethod):
         """
         look = self.looks()
         self.walk.factor(self.W, look)
-        R = self._total([self._sums(chunks, look, rows, kept) for chunks in pieces], look)
-        if look and not self._refresh():
+        R, seen = self._total([self._sums(chunks, look, rows, kept) for chunks in pieces], look)
+        if look and not self._refresh(R, seen):
             return
         for l in self.W:
             # D_l = (C_l + rho' s' I)^-1 R_l (G_l + rho s I)^-1, up to scale;  V_l = mu V_l + D_l
@@ -192,24 +194,17 @@ class AnchoredADMM(AbstractMethod):
 
     def _seen(self) -> list[Tensor]:
         """What was looked at, taken out of where it was added up."""
-        seen = [self._watched, *(t for part in self._moments() for t in part.seen)]
-        self._watched = torch.zeros_like(self._watched)
-        for part in self._moments():
-            part.seen = [torch.zeros_like(t) for t in part.seen]
-        return seen
+        watched, self._watched = self._watched, torch.zeros_like(self._watched)
+        return [watched, *(t for part in self._moments() for t in part.take())]
 
-    def _total(self, parts: list[list[Tensor]], look: bool) -> Weights:
-        """R_l over all pieces of all ranks; what all have seen goes back to where it came from. One buffer crosses."""
+    def _total(self, parts: list[list[Tensor]], look: bool) -> tuple[Weights, list[Tensor]]:
+        """R_l, and what all have seen, over all pieces of all ranks. One buffer crosses."""
         total = parts[0]
         if not self.comm.alone:
             dtype = torch.float64 if look else parts[0][0].dtype
             total = unpack(self.comm.total([pack(part, dtype) for part in parts]), parts[0])
         R = {l: R_l.to(self.W[l].dtype) for l, R_l in zip(self.W, total, strict=False)}
-        if look:
-            self._watched, *seen = total[len(R) :]
-            for i, part in enumerate(self._moments()):
-                part.seen = seen[3 * i : 3 * i + 3]
-        return R
+        return R, total[len(R) :]
 
     def _moments(self) -> list[AbstractMoment]:
         return [*self.inputs.values(), *self.residuals.values()]
@@ -301,6 +296,8 @@ class AnchoredADMM(AbstractMethod):
         self.problem, self.W = problem, problem.read()
         self.steps, self.epoch, self.rollbacks, self.shorter = 0, 0, 0, 1.0
         self.highest = 0.0  # loss of the first weights at any look
+        self.alive = False  # has a residual ever reached the first layer?
+        self.above = 0  # looks at which the loss was higher than that, less those at which it was not
         self.scaling = None
         self.V = {l: torch.zeros_like(W) for l, W in self.W.items()}
         self.mean = {l: W.clone() for l, W in self.W.items()}
@@ -310,7 +307,7 @@ class AnchoredADMM(AbstractMethod):
         self.walk = Walk(problem, self.W, self.beta, self.gamma)
         widest = max(max(layer.map.inputs, layer.map.outputs) for layer in problem.layers.values())
         self.chunk = max(256, CHUNK_ENTRIES // widest)
-        self._watched = torch.zeros(3, dtype=torch.float64, device=problem.device)  # losses: now, first; rows
+        self._watched = torch.zeros(3, dtype=torch.float64, device=problem.device)  # rows; losses: now, first
         self._keep()
         self.first_W = {l: W.clone() for l, W in self.W.items()}
 
@@ -346,24 +343,35 @@ class AnchoredADMM(AbstractMethod):
 
     def _watch(self, x: Tensor, m: Tensor, y: Tensor) -> None:
         """Add up the loss now, and that of the first weights on the same rows: one batch may be harder than another."""
-        first = self.problem.forward(self.first_W, self._input(x))
+        first = self.problem.forward(self.first_W, self._input(x)) if self.steps else m
         rows = torch.full((), float(len(x)), dtype=torch.float64, device=x.device)
-        losses = (self.loss(z, y).double().sum() for z in (m, first))
-        self._watched = self._watched + torch.stack([*losses, rows])
+        self._watched += torch.stack([rows, *(self.loss(z, y).double().sum() for z in (m, first))])
 
-    def _refresh(self) -> bool:
-        """Take what was looked at into the moments, unless the loss says that the last steps must be taken back."""
-        now, first, rows = self._watched.tolist()
-        now, first, self._watched = now / rows, first / rows, torch.zeros_like(self._watched)
-        self.highest = max(self.highest, first)
-        if not now <= EXPLODED * self.highest:
+    def _refresh(self, R: Weights, seen: Sequence[Tensor]) -> bool:
+        """Take what was looked at into the moments, unless the last steps must be taken back."""
+        rows, now, first = seen[0].tolist()
+        if self._died(R) or self._exploded(now / rows, first / rows):
             self._roll_back()
             return False
-        if now <= self.highest:  # between the two bounds things may go either way
-            self._keep()
+        sums = iter(seen[1:])
         for part in self._moments():
-            part.refresh()
+            part.refresh(list(islice(sums, part.sums)), rows)
         return True
+
+    def _died(self, R: Weights) -> bool:
+        """Does nothing of the output's residual reach the first layer any more? No step would ever change that."""
+        out, through = (bool(R[l].any()) for l in (self.problem.L, 1))
+        self.alive = self.alive or through
+        return self.alive and out and not through
+
+    def _exploded(self, now: float, first: float) -> bool:
+        self.highest = max(self.highest, first)
+        if now <= self.highest:
+            self.above = max(0, self.above - 1)
+            self._keep()
+            return False
+        self.above += 1
+        return self.above >= PATIENCE or not now <= EXPLODED * self.highest
 
     def _move(self, eta: float) -> None:
         norms = [vector_norm(t) for part in (self.V, self.W) for t in part.values()]
@@ -387,18 +395,24 @@ class AnchoredADMM(AbstractMethod):
             self._roll_back()
 
     def _keep(self) -> None:
+        self.fresh = True
         self.kept_W = {l: W.clone() for l, W in self.W.items()}
         self.kept_mean = {l: W.clone() for l, W in self.mean.items()}
 
     def _roll_back(self) -> None:
-        """Back to the weights of the last look that was fine, without momentum, and half the length from there."""
+        """Back to the weights of the last look that was fine, without momentum, and half the length from there.
+
+        If nothing went well from there the last time either, back to the first ones.
+        """
+        kept_W, kept_mean = (self.kept_W, self.kept_mean) if self.fresh else (self.first_W, self.first_W)
         for l, W in self.W.items():
-            W.copy_(self.kept_W[l])
-            self.mean[l].copy_(self.kept_mean[l])
+            W.copy_(kept_W[l])
+            self.mean[l].copy_(kept_mean[l])
             self.V[l].zero_()
             self.inputs[l] = moment(W.shape[1], self.rho, W)
             self.residuals[l] = moment(W.shape[0], self.rho_residual, W)
         self.walk.factor(self.W, True)
+        self.fresh, self.above = False, 0
         self.shorter *= 0.5
         self.rollbacks += 1
         self.steps += 1

@@ -12,14 +12,24 @@ from __future__ import annotations
 import abc
 import math
 from collections.abc import Sequence
-from typing import Any, final
+from typing import Any, ClassVar, final
 
 import torch
 from torch import Tensor
 
 from .random import gaussian
 
-__all__ = ["LOOK_ROWS", "AbstractMoment", "FullMoment", "LeadingMoment", "looked_at", "moment", "row_major", "some_of"]
+__all__ = [
+    "LOOK_ROWS",
+    "AbstractMoment",
+    "FullMoment",
+    "LeadingMoment",
+    "NoMoment",
+    "looked_at",
+    "moment",
+    "row_major",
+    "some_of",
+]
 
 FULL = 64  # up to so many columns G itself is kept
 LEADING = 24  # of more, so many eigenvectors: with a ridge of rho s and rho around 1 the others are hardly damped
@@ -28,49 +38,43 @@ SLOWEST = 0.1  # weight of the newest rows once the mean over all refreshes has 
 
 
 class AbstractMoment(abc.ABC):
-    """`look` at rows, any number of times; `refresh` takes them into the running mean; `right`, `left` apply."""
+    """`look` at rows, any number of times; `take` the sums over them; `refresh` the mean; `right` and `left` apply it.
 
-    _sum: Tensor
+    Between `take` and `refresh` the sums may be added to those of other ranks.
+    """
+
+    kept: ClassVar[tuple[str, ...]]  # the tensors that make up its state
+    sums: ClassVar[int]  # how many `take` gives
 
     def __init__(self, columns: int, rho: float, like: Tensor) -> None:
         """Know nothing yet; `like` gives dtype and device."""
         self.columns, self.rho, self.like = columns, rho, like
         self.refreshes = 0
-        self.square = torch.zeros((), dtype=torch.float64, device=like.device)  # s
-        self._count, self._square = torch.zeros_like(self.square), torch.zeros_like(self.square)
+        self._seen: list[Tensor] | None = None
 
     def look(self, v: Tensor) -> None:
         """Take rows v, shape (rows, columns), into the next refresh."""
-        self._count = self._count + len(v)
-        self._square = self._square + v.square().sum()
-        self._look(v)
+        seen = self._sums(v)
+        self._seen = seen if self._seen is None else [a + b for a, b in zip(self._seen, seen, strict=True)]
 
-    def refresh(self) -> None:
-        """Fold in what was looked at; the first refreshes are a plain mean, so that nothing is biased to the start."""
+    def take(self) -> list[Tensor]:
+        """The sums over all rows looked at since the last time, in float64."""
+        seen, self._seen = self._seen, None
+        return self._nothing() if seen is None else seen
+
+    def refresh(self, seen: Sequence[Tensor], rows: float) -> None:
+        """Take sums over so many rows into the running mean; the first count alike, so none biases what follows."""
         self.refreshes += 1
-        weight = max(SLOWEST, 1 / self.refreshes)
-        rows = self._count.clamp_min(1)
-        self.square = torch.lerp(self.square, self._square / (rows * self.columns), weight)
-        self._refresh(rows, weight)
-        self.seen = [torch.zeros_like(t) for t in self.seen]
-
-    @property
-    def seen(self) -> list[Tensor]:
-        """The sums over what was looked at since the last refresh: they can be added to those of other ranks."""
-        return [self._count, self._square, self._sum]
-
-    @seen.setter
-    def seen(self, sums: Sequence[Tensor]) -> None:
-        self._count, self._square, self._sum = sums
+        self._refresh(seen, max(1.0, rows), max(SLOWEST, 1 / self.refreshes))
 
     def state_dict(self) -> dict[str, Any]:
         """The running mean and its factor; what was looked at since the last refresh is not part of it."""
-        return {"refreshes": self.refreshes, "square": self.square, **self._state()}
+        return {"refreshes": self.refreshes, **{name: getattr(self, name) for name in self.kept}}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from a state of a moment of the same size."""
         self.refreshes = int(state["refreshes"])
-        for name in ("square", *self._state()):
+        for name in self.kept:
             mine: Tensor = getattr(self, name)
             setattr(self, name, state[name].to(mine.device, mine.dtype, copy=True))
 
@@ -83,56 +87,83 @@ class AbstractMoment(abc.ABC):
         """rho s (G + rho s I)^-1 D, for D of shape (columns, any), which is used up."""
 
     @abc.abstractmethod
-    def _look(self, v: Tensor) -> None: ...
+    def _sums(self, v: Tensor) -> list[Tensor]: ...
 
     @abc.abstractmethod
-    def _refresh(self, rows: Tensor, weight: float) -> None: ...
+    def _nothing(self) -> list[Tensor]:
+        """The sums over no rows."""
 
     @abc.abstractmethod
-    def _state(self) -> dict[str, Tensor]: ...
+    def _refresh(self, seen: Sequence[Tensor], rows: float, weight: float) -> None: ...
+
+
+@final
+class NoMoment(AbstractMoment):
+    """Of one column: it has no direction to damp, and a factor would not change a relative step."""
+
+    kept, sums = (), 0
+
+    def right(self, D: Tensor) -> Tensor:
+        return D
+
+    def left(self, D: Tensor) -> Tensor:
+        return D
+
+    def _sums(self, v: Tensor) -> list[Tensor]:
+        return []
+
+    def _nothing(self) -> list[Tensor]:
+        return []
+
+    def _refresh(self, seen: Sequence[Tensor], rows: float, weight: float) -> None:
+        pass
 
 
 @final
 class FullMoment(AbstractMoment):
     """G itself, inverted in float64."""
 
+    kept, sums = ("G", "P"), 1
+
     def __init__(self, columns: int, rho: float, like: Tensor) -> None:
         super().__init__(columns, rho, like)
         self.G = torch.zeros(columns, columns, dtype=torch.float64, device=like.device)
         self.P = torch.eye(columns, dtype=like.dtype, device=like.device)
-        self._sum = torch.zeros_like(self.G)
 
     def right(self, D: Tensor) -> Tensor:
         return D @ self.P
 
     def left(self, D: Tensor) -> Tensor:
-        return self.P @ D if self.columns > 1 else D  # one column has no direction to damp
+        return self.P @ D
 
-    def _look(self, v: Tensor) -> None:
-        self._sum = self._sum + v.T @ v
+    def _sums(self, v: Tensor) -> list[Tensor]:
+        return [(v.T @ v).double()]
 
-    def _refresh(self, rows: Tensor, weight: float) -> None:
-        self.G = torch.lerp(self.G, self._sum / rows, weight)
-        unit = torch.where(self.square > 0, self.square, 1.0)
-        eye = torch.eye(self.columns, dtype=torch.float64, device=self.G.device)
-        L = torch.linalg.cholesky_ex(self.G / (unit * self.rho) + eye).L
-        self.P = row_major(torch.cholesky_inverse(L).to(self.like.dtype))
+    def _nothing(self) -> list[Tensor]:
+        return [torch.zeros_like(self.G)]
 
-    def _state(self) -> dict[str, Tensor]:
-        return {"G": self.G, "P": self.P}
+    def _refresh(self, seen: Sequence[Tensor], rows: float, weight: float) -> None:
+        self.G = torch.lerp(self.G, seen[0] / rows, weight)
+        M = self.G / (self.rho * _unit(self.G.diagonal().mean()))
+        M.diagonal().add_(1)
+        P = torch.cholesky_inverse(torch.linalg.cholesky_ex(M).L)
+        self.P = row_major(P.to(self.like.dtype))
 
 
 @final
 class LeadingMoment(AbstractMoment):
     """The leading eigenvectors U of G and its size e along them, kept warm by one subspace iteration a refresh."""
 
+    kept, sums = ("U", "e", "Uc", "square"), 2
+
     def __init__(self, columns: int, rho: float, like: Tensor) -> None:
         super().__init__(columns, rho, like)
         start = gaussian(slice(0, columns), LEADING, 0, 0, like.new_empty(0, dtype=torch.float64))
+        start[:, 0] = 1  # what is never negative is largest along its mean
         self.U = row_major(_orthonormal(start)[0].to(like.dtype))
         self.e = torch.zeros(LEADING, dtype=torch.float64, device=like.device)
         self.Uc = torch.zeros_like(self.U)  # U diag(e / (e + rho s))
-        self._sum = torch.zeros(columns, LEADING, dtype=torch.float64, device=like.device)
+        self.square = torch.zeros((), dtype=torch.float64, device=like.device)  # s
 
     def right(self, D: Tensor) -> Tensor:
         return D.addmm_(D @ self.U, self.Uc.T, alpha=-1)
@@ -140,18 +171,23 @@ class LeadingMoment(AbstractMoment):
     def left(self, D: Tensor) -> Tensor:
         return D.addmm_(self.Uc, self.U.T @ D, alpha=-1)
 
-    def _look(self, v: Tensor) -> None:
-        self._sum = self._sum + v.T @ (v @ self.U)
+    def _sums(self, v: Tensor) -> list[Tensor]:
+        return [(v.T @ (v @ self.U)).double(), torch.linalg.vector_norm(v).double().square()]
 
-    def _refresh(self, rows: Tensor, weight: float) -> None:
-        U = self.U.double()
-        U, self.e = _orthonormal(torch.lerp(U * self.e, self._sum / rows, weight))
-        unit = torch.where(self.square > 0, self.square, 1.0)
-        damped = U * (self.e / (self.e + self.rho * unit))
+    def _nothing(self) -> list[Tensor]:
+        return [torch.zeros_like(self.U, dtype=torch.float64), torch.zeros_like(self.square)]
+
+    def _refresh(self, seen: Sequence[Tensor], rows: float, weight: float) -> None:
+        self.square = torch.lerp(self.square, seen[1] / (rows * self.columns), weight)
+        H = seen[0] / rows
+        U, self.e = _orthonormal(torch.lerp(self.U * self.e, H, weight) if weight < 1 else H)
+        damped = U * (self.e / (self.e + self.rho * _unit(self.square)))
         self.U, self.Uc = (row_major(M.to(self.like.dtype)) for M in (U, damped))
 
-    def _state(self) -> dict[str, Tensor]:
-        return {"U": self.U, "e": self.e, "Uc": self.Uc}
+
+def _unit(square: Tensor) -> Tensor:
+    """The unit of the ridge: one where all rows were zero."""
+    return torch.where(square > 0, square, 1.0)
 
 
 def row_major(M: Tensor) -> Tensor:
@@ -161,7 +197,8 @@ def row_major(M: Tensor) -> Tensor:
 
 def moment(columns: int, rho: float, like: Tensor) -> AbstractMoment:
     """The kind that suits this many columns."""
-    return (FullMoment if columns <= FULL else LeadingMoment)(columns, rho, like)
+    kind: type[AbstractMoment] = LeadingMoment if columns > FULL else FullMoment if columns > 1 else NoMoment
+    return kind(columns, rho, like)
 
 
 def _orthonormal(H: Tensor) -> tuple[Tensor, Tensor]:
@@ -170,12 +207,12 @@ def _orthonormal(H: Tensor) -> tuple[Tensor, Tensor]:
     By Cholesky of H'H, which is faster than a QR and good enough for directions that the next refresh corrects; columns
     that add nothing come out short.
     """
-    scale = torch.linalg.vector_norm(H, dim=0).clamp_min(torch.finfo(H.dtype).tiny)
-    H = H / scale
     S = H.T @ H
+    scale = S.diagonal().sqrt().clamp_min(torch.finfo(H.dtype).tiny)
+    S = S / scale / scale.unsqueeze(1)
     S.diagonal().add_(1e-10)
-    L = torch.linalg.cholesky_ex(S).L
-    return torch.linalg.solve_triangular(L, H.T, upper=False).T, scale * L.diagonal()
+    L = torch.linalg.cholesky_ex(S).L * scale.unsqueeze(1)
+    return torch.linalg.solve_triangular(L, H.T, upper=False).T, L.diagonal()
 
 
 def looked_at(counts: Sequence[int] | None, rows: int, device: torch.device) -> Tensor | None:
