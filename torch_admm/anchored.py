@@ -26,7 +26,7 @@ from .walk import Walk
 __all__ = ["AnchoredADMM"]
 
 CHUNK_ENTRIES = 1 << 20  # of the widest layer or input: a chunk's temporaries then stay in the last-level cache
-EARLY = (3,)  # batches at which moments are refreshed too, while they know little
+EARLY = (1, 3, 9)  # batches at which moments are refreshed too, while they know little
 SMALL_NET = 16_384  # weights up to which mini-batches may be twice as large
 EXPLODED = 2.0  # a loss above so many times that of the first weights is taken back
 PATIENCE = 5  # so is one that is above it, by less, at so many looks more than it is not
@@ -77,7 +77,7 @@ class AnchoredADMM(AbstractMethod):
         eta: float | None = None,
         half_life: float = 200.0,
         head_start: float = 2.0,
-        momentum: float = 0.5,
+        momentum: float = 0.6,
         rho: float = 2.0,
         rho_residual: float = 1.0,
         beta: float = 1.0,

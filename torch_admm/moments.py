@@ -159,7 +159,7 @@ class LeadingMoment(AbstractMoment):
     def __init__(self, columns: int, rho: float, like: Tensor) -> None:
         super().__init__(columns, rho, like)
         start = gaussian(slice(0, columns), LEADING, 0, 0, like.new_empty(0, dtype=torch.float64))
-        start[:, 0] = 1  # what is never negative is largest along its mean
+        start.select(1, 0).fill_(1)  # what is never negative is largest along its mean
         self.U = row_major(_orthonormal(start)[0].to(like.dtype))
         self.e = torch.zeros(LEADING, dtype=torch.float64, device=like.device)
         self.Uc = torch.zeros_like(self.U)  # U diag(e / (e + rho s))
