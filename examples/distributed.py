@@ -32,7 +32,7 @@ def circles(rows: int) -> tuple[Tensor, Tensor]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--backend", choices=["auto", *comm.BACKENDS], default="auto")
+    parser.add_argument("--backend", choices=list(comm.BACKENDS), default="auto")
     parser.add_argument("--checkpoint", type=Path)
     parser.add_argument("--deterministic", action="store_true")
     args = parser.parse_args()

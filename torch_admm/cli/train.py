@@ -71,7 +71,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add("--keep", type=int, default=2, metavar="N", help="how many checkpoints stay (default: 2)")
     add("--resume", choices=RESUME, default="never", help="go on from the newest checkpoint; auto: if there is any")
     add("--deterministic", action="store_true", help="the same bits on any number of ranks; slower")
-    add("--backend", choices=["auto", *BACKENDS], default="auto", help="what ranks talk by (default: nccl or gloo)")
+    add("--backend", choices=list(BACKENDS), default="auto", help="what ranks talk by (default: nccl or gloo)")
     add("--timeout", type=float, default=5.0, metavar="MINUTES", help="for a rank that is not heard of (default: 5)")
 
 

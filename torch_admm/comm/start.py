@@ -22,6 +22,7 @@ from . import mpi
 from .base import AbstractComm, Solo
 from .group import Group, leave, lost
 from .launch import Launch, launched
+from .near import Near, meet
 
 __all__ = ["BACKENDS", "current", "start"]
 
@@ -34,14 +35,15 @@ def start(
 ) -> Iterator[AbstractComm]:
     """Join the ranks that were started with this process, until the end of the block.
 
-    - `backend`: "gloo", "nccl", "mpi" (mpi4py, where torch has no MPI of its own), or "auto": nccl with a GPU, or gloo.
+    - `backend`: "gloo", "nccl", "mpi" (mpi4py, where torch has no MPI of its own), or "auto": nccl with a GPU, or gloo,
+      and among the ranks of one machine the memory they share.
     - `timeout_minutes`: a rank that is not heard of for so long ends the run on all others.
     - `threads`: of torch on this rank; None shares the cores among the ranks that have them in common.
     - `deterministic`: of the comm that the block is given; `fit` has an argument of that name too.
 
     A process by itself gets `Solo`. A group that was made by init_process_group is taken as it is, and left in place.
     """
-    choice("backend", backend, ("auto", *BACKENDS))
+    choice("backend", backend, tuple(BACKENDS))
     patience = timedelta(minutes=positive("timeout_minutes", timeout_minutes))
     if threads is not None:
         torch.set_num_threads(positive_int("threads", threads))
@@ -53,6 +55,8 @@ def start(
         return
     comm = _joined(launch, backend, patience, deterministic)
     try:
+        if backend == "auto":
+            _look_around(comm, patience)
         if threads is None:
             _share_cores(comm, launch)
         yield comm
@@ -66,6 +70,8 @@ def start(
 
 def _forget() -> None:
     global _own  # noqa: PLW0603
+    if _own is not None and _own[1] is not None:
+        _own[1].close()
     _own = None
     if dist.is_initialized():
         with suppress(RuntimeError):
@@ -83,8 +89,8 @@ def _part(comm: AbstractComm, backend: str) -> None:
 def current(*, deterministic: bool = False) -> AbstractComm:
     """The group there is, or `Solo`."""
     if _is_initialised():
-        store, owned = _own if _own is not None else (None, False)
-        return Group(deterministic=deterministic, store=store, owned=owned)
+        store, near = _own if _own is not None else (None, None)
+        return Group(deterministic=deterministic, store=store, owned=_own is not None, near=near)
     with suppress(ValueError):
         if (launch := launched()) is not None and launch.size > 1:
             said = f"{launch.by} started {launch.size} ranks, but this one trains alone: with torch_admm.comm.start():"
@@ -92,7 +98,7 @@ def current(*, deterministic: bool = False) -> AbstractComm:
     return Solo(deterministic=deterministic)
 
 
-_own: tuple[Store, bool] | None = None  # of the group that `start` made
+_own: tuple[Store, Near | None] | None = None  # of the group that `start` made
 
 
 def _is_initialised() -> bool:
@@ -101,11 +107,20 @@ def _is_initialised() -> bool:
 
 def _joined(launch: Launch, backend: str, patience: timedelta, deterministic: bool) -> Group:
     global _own  # noqa: PLW0603 (torch has one default group, so there is one store)
-    if backend == "auto":
-        backend = "nccl" if torch.cuda.is_available() else "gloo"
     store = BACKENDS[backend](launch, patience)
-    _own = store, True
+    _own = store, None
     return Group(deterministic=deterministic, store=store, owned=True)
+
+
+def _look_around(comm: Group, patience: timedelta) -> None:
+    """Ranks of one machine need no network between them."""
+    global _own  # noqa: PLW0603
+    comm.near = meet(comm, patience.total_seconds())
+    _own = comm.store, comm.near
+
+
+def _auto(launch: Launch, patience: timedelta) -> Store:
+    return (_nccl if torch.cuda.is_available() else _gloo)(launch, patience)
 
 
 def _gloo(launch: Launch, patience: timedelta) -> Store:
@@ -125,7 +140,12 @@ def _mpi(launch: Launch, patience: timedelta) -> Store:
     return store
 
 
-BACKENDS: dict[str, Callable[[Launch, timedelta], Store]] = {"gloo": _gloo, "nccl": _nccl, "mpi": _mpi}
+BACKENDS: dict[str, Callable[[Launch, timedelta], Store]] = {
+    "auto": _auto,
+    "gloo": _gloo,
+    "nccl": _nccl,
+    "mpi": _mpi,
+}
 
 
 def _init(backend: str, launch: Launch, patience: timedelta) -> Store:
