@@ -25,7 +25,8 @@ from .walk import Walk
 
 __all__ = ["AnchoredADMM"]
 
-CHUNK_ENTRIES = 1 << 20  # of the widest layer or input: a chunk's temporaries then stay in the last-level cache
+# of the widest layer or input: a chunk's temporaries then stay in the last-level cache, next to those of another rank
+CHUNK_ENTRIES = 3 << 17
 EARLY = (1, 3, 9)  # batches at which moments are refreshed too, while they know little
 SMALL_NET = 16_384  # weights up to which mini-batches may be twice as large
 EXPLODED = 2.0  # a loss above so many times that of the first weights is taken back

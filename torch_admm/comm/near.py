@@ -19,10 +19,10 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
-from functools import reduce
+from functools import lru_cache, reduce
 from itertools import pairwise
 from pathlib import Path
-from typing import final
+from typing import NamedTuple, final
 
 import torch
 from torch import Tensor
@@ -44,6 +44,14 @@ WRITTEN, ADDED, READ = b"w", b"a", b"r"
 Combine = Callable[[Sequence[Tensor]], None]
 
 
+class Slots(NamedTuple):
+    """Where all ranks have what they send in one exchange."""
+
+    start: int
+    size: int  # bytes
+    values: list[Tensor]
+
+
 @final
 class Near:
     """The collectives of `Group`, each in place; all ranks make the same calls in the same order."""
@@ -52,30 +60,33 @@ class Near:
         """`links` to the other ranks, `memories` of all; a rank that says nothing for so many seconds is lost."""
         self.rank, self.size, self.links, self.seconds = rank, len(memories), links, seconds
         self.memories = memories
-        self.bytes = [torch.frombuffer(memory, dtype=torch.uint8) for memory in memories]
         self.heard = {what: dict.fromkeys(links, 0) for what in (WRITTEN, ADDED, READ)}
         self.started = self.added = self.finished = 0
-        self.under_way: deque[Combine] = deque()
-        self.sent: deque[Tensor] = deque()
+        self.under_way: deque[tuple[Slots, Combine]] = deque()
+        self._slots = lru_cache(maxsize=64)(self._cut)  # the same few sizes come again and again
 
     def takes(self, values: Tensor) -> bool:
         """Is it small enough, and here?"""
-        return values.device.type == "cpu" and values.numel() * values.element_size() <= ROOM
+        return values.device.type == "cpu" and 0 < values.numel() * values.element_size() <= ROOM
 
     def sum(self, values: Tensor) -> Pending:
         """Add up the values of all ranks: in the order of ranks, so that all get the same bits."""
-        if self.size > 2 and values.numel() * values.element_size() >= STRIPED:
-            return self._start(values, lambda theirs: self._by_stripes(theirs, values))
-        return self._start(values, lambda theirs: _add(theirs, values))
+        flat = values.view(-1)
+        if self.size > 2 and flat.numel() * flat.element_size() >= STRIPED:
+            return self._start(flat, lambda theirs: self._by_stripes(theirs, flat))
+        return self._start(flat, lambda theirs: _add(theirs, flat))
 
     def largest(self, values: Tensor) -> Pending:
-        return self._start(values, lambda theirs: _copy(reduce(torch.maximum, theirs), values))
+        flat = values.view(-1)
+        return self._start(flat, lambda theirs: _copy(reduce(torch.maximum, theirs), flat))
 
     def from_first(self, values: Tensor) -> Pending:
-        return self._start(values, lambda theirs: _copy(theirs[0], values))
+        flat = values.view(-1)
+        return self._start(flat, lambda theirs: _copy(theirs[0], flat))
 
     def gather(self, values: Tensor, came: Tensor) -> Pending:
-        return self._start(values, lambda theirs: _copy(torch.stack(list(theirs)), came))
+        flat = values.view(-1)
+        return self._start(flat, lambda theirs: _copy(torch.stack(list(theirs)), came.view(self.size, -1)))
 
     def close(self) -> None:
         """The others hear of it at once."""
@@ -87,12 +98,11 @@ class Near:
         number = self.started
         self._finish(number - SLOTS)
         self._wait(READ, number - SLOTS + 1)
-        offset, size = number % SLOTS * SLOT, values.numel() * values.element_size()
-        HEADER.pack_into(self.memories[self.rank], offset, size)
-        self._slot(self.rank, number, values).copy_(values)
+        slots = self._slots(number % SLOTS, values.numel(), values.dtype)
+        slots.values[self.rank].copy_(values)
+        HEADER.pack_into(self.memories[self.rank], slots.start, slots.size)
         self.started += 1
-        self.under_way.append(combine)
-        self.sent.append(values)
+        self.under_way.append((slots, combine))
         self._tell(WRITTEN)
 
         def finish() -> Tensor:
@@ -105,34 +115,30 @@ class Near:
         """All exchanges up to this one."""
         while self.finished <= number:
             self._wait(WRITTEN, self.finished + 1)
-            values, combine = self.sent.popleft(), self.under_way.popleft()
-            self._check(values)
-            combine([self._slot(rank, self.finished, values) for rank in range(self.size)])
+            slots, combine = self.under_way.popleft()
+            for rank, memory in enumerate(self.memories):
+                (came,) = HEADER.unpack_from(memory, slots.start)
+                if came != slots.size:
+                    raise RuntimeError(f"rank {rank} sent {came} bytes, rank {self.rank} {slots.size}")
+            combine(slots.values)
             self.finished += 1
             self._tell(READ)
 
-    def _check(self, values: Tensor) -> None:
-        wanted, offset = values.numel() * values.element_size(), self.finished % SLOTS * SLOT
-        for rank, memory in enumerate(self.memories):
-            (came,) = HEADER.unpack_from(memory, offset)
-            if came != wanted:
-                raise RuntimeError(f"rank {rank} sent {came} bytes, rank {self.rank} {wanted}")
-
-    def _slot(self, rank: int, number: int, like: Tensor) -> Tensor:
-        start = number % SLOTS * SLOT + ALIGNED
-        room = self.bytes[rank].narrow(0, start, like.numel() * like.element_size())
-        return room.view(like.dtype).view(like.shape)
+    def _cut(self, slot: int, count: int, dtype: torch.dtype) -> Slots:
+        start = slot * SLOT
+        values = [torch.frombuffer(m, dtype=dtype, count=count, offset=start + ALIGNED) for m in self.memories]
+        return Slots(start, count * dtype.itemsize, values)
 
     def _by_stripes(self, theirs: Sequence[Tensor], values: Tensor) -> None:
         """Each rank adds up its part of the values, where nobody else looks, and then reads the others' parts."""
         cuts = [values.numel() * rank // self.size for rank in range(self.size + 1)]
-        parts = [[slot.view(-1)[a:b] for a, b in pairwise(cuts)] for slot in theirs]
+        parts = [[slot[a:b] for a, b in pairwise(cuts)] for slot in theirs]
         mine = [part[self.rank] for part in parts]
         _add(mine, mine[self.rank])
         self.added += 1
         self._tell(ADDED)
         self._wait(ADDED, self.added)
-        torch.cat([parts[rank][rank] for rank in range(self.size)], out=values.view(-1))
+        torch.cat([parts[rank][rank] for rank in range(self.size)], out=values)
 
     def _tell(self, what: bytes) -> None:
         for link in self.links.values():
