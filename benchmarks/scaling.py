@@ -1,11 +1,13 @@
 """Time of a sweep on 2 ranks of one thread against 1 rank of one thread, and that of SGD in DistributedDataParallel.
 
     python -m benchmarks.scaling
-    python -m benchmarks.scaling --ranks 1 2 --repeats 3 --out benchmarks/results/scaling.json
+    python -m benchmarks.scaling --nets 28-300-1 --repeats 5 --out benchmarks/results/scaling.json
 
 Random rows: only time is measured. Runs of 1 and of 2 ranks alternate; a figure is the median over all sweeps but the
-first of each run. Ranks talk by gloo over loopback. `exchange` is the time of the collectives alone: sums of vectors of
-several sizes over all ranks, for `benchmarks.simulate`.
+first of each run. `apart` are processes that have a share of the rows each and nothing to do with each other: no way of
+adding up can be faster than they are. `exchange` is the time of the collectives alone, sums of vectors of several sizes
+over all ranks, by the memory that ranks share and by gloo over loopback. A file that is there already keeps its other
+nets.
 """
 
 from __future__ import annotations
@@ -17,7 +19,6 @@ import socket
 import statistics
 import subprocess
 import sys
-from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from time import perf_counter
@@ -28,37 +29,41 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from baselines.machine import about
-from torch_admm import AbstractMethod, AnchoredADMM, BregmanADMM, comm, fit
+from torch_admm import AbstractMethod, AnchoredADMM, BregmanADMM, comm, fit, sums
 
 ROWS = {"28-300-1": 1_000_000, "648-100-50-1": 120_000}
 BATCH = 2048
-SWEEPS = 3
+SWEEPS, EPOCHS = 4, 3
 WANTED = {"bregman": 1.9, "anchored": 1.9, f"anchored, batches of {BATCH}": 1.7}
 SIZES = (1, 1_000, 10_000, 50_000, 200_000)  # numbers in a sum
 
 Seconds = dict[str, list[float]]
 
 
-def data(net: str) -> tuple[nn.Sequential, Tensor, Tensor]:
+def data(net: str, rows: int | None = None) -> tuple[nn.Sequential, Tensor, Tensor]:
     torch.manual_seed(0)
     widths = [int(width) for width in net.split("-")]
     parts: list[nn.Module] = []
     for inputs, outputs in pairwise(widths):
         parts += [nn.Linear(inputs, outputs), nn.ReLU()]
-    x = torch.randn(ROWS[net], widths[0])
+    x = torch.randn(rows or ROWS[net], widths[0])
     return nn.Sequential(*parts[:-1]), x, (x[:, 0] * x[:, 1] > 0).long()
 
 
-def admm(net: str) -> Seconds:
-    methods: dict[str, Callable[[], AbstractMethod]] = {
-        "bregman": lambda: BregmanADMM("logistic"),
-        "anchored": lambda: AnchoredADMM("logistic", batch_size="full"),
-        f"anchored, batches of {BATCH}": lambda: AnchoredADMM("logistic", batch_size=BATCH),
+def methods(batch: int) -> dict[str, AbstractMethod]:
+    return {
+        "bregman": BregmanADMM("logistic"),
+        "anchored": AnchoredADMM("logistic", batch_size="full"),
+        f"anchored, batches of {BATCH}": AnchoredADMM("logistic", batch_size=batch),
     }
+
+
+def admm(net: str, share: int = 1) -> Seconds:
+    """One method at a time: the state of Bregman takes gigabytes. Of all rows and batches, one part in `share`."""
     found: Seconds = {}
-    for name, make in methods.items():  # one at a time: the state of Bregman takes gigabytes
-        model, x, y = data(net)
-        history = fit(model, (x, y), make(), max_sweeps=SWEEPS, sinks=(), restore_best=False).history
+    for name, method in methods(BATCH // share).items():
+        model, x, y = data(net, ROWS[net] // share)
+        history = fit(model, (x, y), method, max_sweeps=SWEEPS, sinks=(), restore_best=False).history
         clock = [row["seconds"] for row in history]
         found[name] = [after - before for before, after in pairwise(clock[1:])]
     return found
@@ -72,7 +77,7 @@ def ddp(net: str, ranks: comm.AbstractComm) -> Seconds:
     trained = DistributedDataParallel(model) if ranks.size > 1 else model
     optimiser = torch.optim.SGD(trained.parameters(), lr=0.01, momentum=0.9)
     epochs = []
-    for _ in range(2):
+    for _ in range(EPOCHS):
         began = perf_counter()
         for index in torch.randperm(share).split(BATCH // ranks.size):
             optimiser.zero_grad()
@@ -94,23 +99,31 @@ def exchange(ranks: comm.AbstractComm, repeats: int = 50) -> dict[str, float]:
     return found
 
 
-def worker() -> None:
+def worker(net: str) -> None:
     with comm.start(threads=1) as ranks:
-        found: dict[str, Any] = {net: admm(net) | ddp(net, ranks) for net in ROWS}
-        found["exchange"] = exchange(ranks)
+        found: dict[str, Any] = {"seconds": admm(net) | ddp(net, ranks)}
+        if ranks.size > 1:
+            found["exchange"] = {"memory": exchange(ranks), "gloo": exchange(comm.Group())}
         if ranks.rank == 0:
             print(json.dumps(found))
 
 
-def launch(size: int) -> dict[str, Any]:
+def worker_apart(net: str, share: int) -> None:
+    torch.set_num_threads(1)
+    sums.FLOAT32_ROWS //= share  # the same products as with all rows
+    print(json.dumps({"seconds": admm(net, share)}))
+
+
+def launch(net: str, size: int, apart: bool = False) -> dict[str, Any]:
+    """What rank 0 found."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = str(probe.getsockname()[1])
     place = {"WORLD_SIZE": str(size), "LOCAL_WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    env = os.environ | place | {"OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "benchmarks.scaling", "--worker"]
+    env = os.environ | {"OMP_NUM_THREADS": "1"} | ({} if apart else place)
+    command = [sys.executable, "-m", "benchmarks.scaling", "--worker", net, "--apart", str(size if apart else 0)]
     ranks = [
-        subprocess.Popen(command, env=env | {"RANK": str(rank)}, stdout=subprocess.PIPE, text=True)
+        subprocess.Popen(command, env=env if apart else env | {"RANK": str(rank)}, stdout=subprocess.PIPE, text=True)
         for rank in range(size)
     ]
     said = [rank.communicate()[0] for rank in ranks]
@@ -120,43 +133,58 @@ def launch(size: int) -> dict[str, Any]:
     return found
 
 
-def measure(sizes: list[int], repeats: int) -> dict[str, Any]:
-    runs: dict[int, list[dict[str, Any]]] = {size: [] for size in sizes}
+def measure(net: str, ranks: int, repeats: int) -> dict[str, Any]:
+    """Seconds by case and number of ranks, and those of the exchanges."""
+    runs: dict[str, list[dict[str, Any]]] = {"1": [], str(ranks): [], "apart": []}
     for _ in range(repeats):
-        for size in sizes:
-            runs[size].append(launch(size))
-    cases = {net: list(runs[sizes[0]][0][net]) for net in ROWS}
+        runs["1"].append(launch(net, 1))
+        runs[str(ranks)].append(launch(net, ranks))
+        runs["apart"].append(launch(net, ranks, apart=True))
     seconds = {
-        net: {
-            case: {str(size): statistics.median([s for run in runs[size] for s in run[net][case]]) for size in sizes}
-            for case in names
+        case: {
+            kind: statistics.median([s for run in found for s in run["seconds"][case]])
+            for kind, found in runs.items()
+            if case in found[0]["seconds"]
         }
-        for net, names in cases.items()
+        for case in runs["1"][0]["seconds"]
     }
-    largest = runs[sizes[-1]]
-    crossing = {n: statistics.median(run["exchange"][n] for run in largest) for n in largest[0]["exchange"]}
-    return {"machine": about(), "rows": ROWS, "batch": BATCH, "seconds": seconds, "exchange": crossing}
+    crossing = [run["exchange"] for run in runs[str(ranks)]]
+    times = {
+        way: {size: statistics.median(run[way][size] for run in crossing) for size in sizes}
+        for way, sizes in crossing[0].items()
+    }
+    return {"seconds": seconds, "exchange": times}
+
+
+def report(net: str, found: dict[str, Any], ranks: int) -> None:
+    for case, times in found["seconds"].items():
+        ratio, wanted = times["1"] / times[str(ranks)], WANTED.get(case)
+        aim = "" if wanted is None else f", wanted {wanted}: {'yes' if ratio >= wanted else 'no'}"
+        bound = f", apart {times['1'] / times['apart']:.2f} x" if "apart" in times else ""
+        print(f"{net:14} {case:26} {times['1']:8.3f} s -> {times[str(ranks)]:8.3f} s   {ratio:.2f} x{aim}{bound}")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2])
-    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--nets", nargs="+", choices=ROWS, default=list(ROWS))
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--out", type=Path)
-    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--worker", metavar="NET", help=argparse.SUPPRESS)
+    parser.add_argument("--apart", type=int, default=0, help=argparse.SUPPRESS)
     args = parser.parse_args()
-    if args.worker:
-        worker()
+    if args.worker is not None:
+        worker_apart(args.worker, args.apart) if args.apart else worker(args.worker)
         return
-    found = measure(args.ranks, args.repeats)
-    first, last = str(args.ranks[0]), str(args.ranks[-1])
-    for net, cases in found["seconds"].items():
-        for case, times in cases.items():
-            ratio, wanted = times[first] / times[last], WANTED.get(case)
-            aim = "" if wanted is None else f", wanted {wanted}: {'yes' if ratio >= wanted else 'no'}"
-            print(f"{net:14} {case:26} {times[first]:8.3f} s -> {times[last]:8.3f} s   {ratio:.2f} x{aim}")
+    found: dict[str, Any] = {"rows": ROWS, "batch": BATCH, "seconds": {}, "exchange": {}}
+    if args.out is not None and args.out.exists():
+        found |= json.loads(args.out.read_text(encoding="utf-8"))
+    for net in args.nets:
+        part = measure(net, args.ranks, args.repeats)
+        report(net, part, args.ranks)
+        found["seconds"][net], found["exchange"][net] = part["seconds"], part["exchange"]
     if args.out is not None:
-        args.out.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+        args.out.write_text(json.dumps(found | {"machine": about()}, indent=2) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any, Literal, final
 
@@ -14,7 +14,7 @@ from .activations import GOLDEN
 from .arguments import choice, fraction, non_negative, positive, positive_int
 from .bound import BoundADMM
 from .comm import pack, unpack
-from .data import AbstractRows
+from .data import AbstractRows, Ahead
 from .losses import loss_of
 from .method import AbstractMethod
 from .moments import AbstractMoment, looked_at, moment, some_of
@@ -145,20 +145,28 @@ class AnchoredADMM(AbstractMethod):
         if self.size >= self.rows.total:
             self.sweep([self._chunks(piece) for piece in self.comm.pieces(self.rows)], self.rows.total, torch.float64)
         else:
-            for pieces in self._batches():
-                self.sweep(pieces, self.size)
+            batches = Ahead(self._batches())
+            for pieces in batches:
+                self.sweep(pieces, self.size, meanwhile=batches.fetch)
         self.epoch += 1
         self._guard()
 
     @torch.no_grad()
-    def sweep(self, pieces: Sequence[Iterable[Batch]], rows: int, kept: torch.dtype | None = None) -> None:
+    def sweep(
+        self,
+        pieces: Sequence[Iterable[Batch]],
+        rows: int,
+        kept: torch.dtype | None = None,
+        meanwhile: Callable[[], None] = lambda: None,
+    ) -> None:
         """One step of all weights, from the sums over the batches of all ranks; `rows` is their usual number.
 
-        What is here comes as `comm.pieces` has it; without other ranks, as one piece. Sums are kept as `kept`.
+        What is here comes as `comm.pieces` has it; without other ranks, as one piece. Sums are kept as `kept`. While
+        they cross, something else can be done `meanwhile`.
         """
         look = self.looks()
         self.walk.factor(self.W, look)
-        R, seen = self._total([self._sums(chunks, look, rows, kept) for chunks in pieces], look)
+        R, seen = self._total([self._sums(chunks, look, rows, kept) for chunks in pieces], look, meanwhile)
         if look and not self._refresh(R, seen):
             return
         for l in self.W:
@@ -198,12 +206,16 @@ class AnchoredADMM(AbstractMethod):
         watched, self._watched = self._watched, torch.zeros_like(self._watched)
         return [watched, *(t for part in self._moments() for t in part.take())]
 
-    def _total(self, parts: list[list[Tensor]], look: bool) -> tuple[Weights, list[Tensor]]:
+    def _total(
+        self, parts: list[list[Tensor]], look: bool, meanwhile: Callable[[], None]
+    ) -> tuple[Weights, list[Tensor]]:
         """R_l, and what all have seen, over all pieces of all ranks. One buffer crosses."""
         total = parts[0]
         if not self.comm.alone:
             dtype = torch.float64 if look else parts[0][0].dtype
-            total = unpack(self.comm.total([pack(part, dtype) for part in parts]), parts[0])
+            pending = self.comm.total_later([pack(part, dtype) for part in parts])
+            meanwhile()
+            total = unpack(pending.wait(), parts[0])
         R = {l: R_l.to(self.W[l].dtype) for l, R_l in zip(self.W, total, strict=False)}
         return R, total[len(R) :]
 

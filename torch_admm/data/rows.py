@@ -5,7 +5,8 @@ from __future__ import annotations
 import abc
 from collections.abc import Iterable, Iterator
 from functools import singledispatch
-from typing import Any, ClassVar, NamedTuple
+from itertools import islice
+from typing import Any, ClassVar, Generic, NamedTuple, TypeVar, final
 
 import torch
 from torch import Tensor
@@ -13,9 +14,10 @@ from torch import Tensor
 from ..problem import Problem
 from .shards import Shards
 
-__all__ = ["AbstractRows", "Chunk", "has_floating_targets", "held_out", "regrouped", "rows_of", "take"]
+__all__ = ["AbstractRows", "Ahead", "Chunk", "has_floating_targets", "held_out", "regrouped", "rows_of", "take"]
 
 Pair = tuple[Tensor, Tensor]
+T = TypeVar("T")
 
 
 class Chunk(NamedTuple):
@@ -85,6 +87,26 @@ class AbstractRows(abc.ABC):
     def batch_counts(self, size: int, seed: int, epoch: int) -> Iterator[list[int]]:
         """For each of `batches`, how many rows it has of each shard here."""
         return self.split.counts(size, seed, epoch)
+
+
+@final
+class Ahead(Generic[T]):
+    """The same items, the next of which can be fetched before it is asked for, when there is time."""
+
+    def __init__(self, items: Iterator[T]) -> None:
+        self._items, self._held = items, list[T]()
+
+    def __iter__(self) -> Iterator[T]:
+        while True:
+            self.fetch()
+            if not self._held:
+                return
+            yield self._held.pop()
+
+    def fetch(self) -> None:
+        """Have the next item here, if there is one."""
+        if not self._held:
+            self._held.extend(islice(self._items, 1))
 
 
 def held_out(count: int, held: int, seed: int) -> Pair:
