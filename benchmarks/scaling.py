@@ -3,11 +3,11 @@
     python -m benchmarks.scaling
     python -m benchmarks.scaling --nets 28-300-1 --repeats 5 --out benchmarks/results/scaling.json
 
-Random rows: only time is measured. Runs of 1 and of 2 ranks alternate; a figure is the median over all sweeps but the
-first of each run. `apart` are processes that have a share of the rows each and nothing to do with each other: no way of
-adding up can be faster than they are. `exchange` is the time of the collectives alone, sums of vectors of several sizes
-over all ranks, by the memory that ranks share and by gloo over loopback. A file that is there already keeps its other
-nets.
+Random rows: only time is measured, that of a method's steps. Runs of 1 and of 2 ranks alternate; a figure is the median
+over all sweeps but the first of each run. `apart` are processes that do what a rank does, on their own rows, but take
+their own sums for those of all: what is left to gain if sums and waiting cost nothing. `exchange` is the time of sums
+alone, of vectors of several sizes over all ranks, by the memory that ranks share and by gloo over loopback. A file that
+is there already keeps its other nets.
 """
 
 from __future__ import annotations
@@ -19,57 +19,85 @@ import socket
 import statistics
 import subprocess
 import sys
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import Any, final
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from baselines.machine import about
-from torch_admm import AbstractMethod, AnchoredADMM, BregmanADMM, comm, fit, sums
+from torch_admm import AbstractMethod, AnchoredADMM, BregmanADMM, comm
+from torch_admm.comm import AbstractComm, Pending
+from torch_admm.data import rows_of
+from torch_admm.problem import from_module
 
 ROWS = {"28-300-1": 1_000_000, "648-100-50-1": 120_000}
 BATCH = 2048
-SWEEPS, EPOCHS = 4, 3
-WANTED = {"bregman": 1.9, "anchored": 1.9, f"anchored, batches of {BATCH}": 1.7}
+SWEEPS = 5
+DDP = f"DDP-SGD, batches of {BATCH}"
+MINI = f"anchored, batches of {BATCH}"
+WANTED = {"bregman": 1.9, "anchored": 1.9, MINI: 1.7}
 SIZES = (1, 1_000, 10_000, 50_000, 200_000)  # numbers in a sum
 
-Seconds = dict[str, list[float]]
+METHODS: dict[str, Callable[[], AbstractMethod]] = {
+    "bregman": lambda: BregmanADMM("logistic"),
+    "anchored": lambda: AnchoredADMM("logistic", batch_size="full"),
+    MINI: lambda: AnchoredADMM("logistic", batch_size=BATCH),
+}
 
 
-def data(net: str, rows: int | None = None) -> tuple[nn.Sequential, Tensor, Tensor]:
+@final
+class Apart(AbstractComm):
+    """Rank 0 of several that are not there: it works on its part of the rows, and its sums are taken for all."""
+
+    rank, deterministic = 0, False
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+    def sum_later(self, values: Tensor) -> Pending:
+        return Pending(lambda: values)
+
+    def gather_later(self, values: Tensor) -> Pending:
+        return Pending(lambda: values.expand(self.size, *values.shape))
+
+    def largest(self, *values: int) -> list[int]:
+        return list(values)
+
+    def from_first_(self, values: Tensor) -> Tensor:
+        return values
+
+
+def data(net: str) -> tuple[nn.Sequential, Tensor, Tensor]:
     torch.manual_seed(0)
     widths = [int(width) for width in net.split("-")]
     parts: list[nn.Module] = []
     for inputs, outputs in pairwise(widths):
         parts += [nn.Linear(inputs, outputs), nn.ReLU()]
-    x = torch.randn(rows or ROWS[net], widths[0])
+    x = torch.randn(ROWS[net], widths[0])
     return nn.Sequential(*parts[:-1]), x, (x[:, 0] * x[:, 1] > 0).long()
 
 
-def methods(batch: int) -> dict[str, AbstractMethod]:
-    return {
-        "bregman": BregmanADMM("logistic"),
-        "anchored": AnchoredADMM("logistic", batch_size="full"),
-        f"anchored, batches of {BATCH}": AnchoredADMM("logistic", batch_size=batch),
-    }
+def sweeps(net: str, case: str, ranks: AbstractComm, count: int = SWEEPS) -> list[float]:
+    """Seconds of each sweep but the first."""
+    model, x, y = data(net)
+    method = METHODS[case]()
+    problem = from_module(model, method.loss)
+    method.comm, times = ranks, []
+    method.init(problem, rows_of((x, y), problem).part(ranks.rank, ranks.size), seed=0)
+    for _ in range(count):
+        began = perf_counter()
+        method.step()
+        ranks.largest(0)  # all end together, as in `fit`
+        times.append(perf_counter() - began)
+    return times[1:]
 
 
-def admm(net: str, share: int = 1) -> Seconds:
-    """One method at a time: the state of Bregman takes gigabytes. Of all rows and batches, one part in `share`."""
-    found: Seconds = {}
-    for name, method in methods(BATCH // share).items():
-        model, x, y = data(net, ROWS[net] // share)
-        history = fit(model, (x, y), method, max_sweeps=SWEEPS, sinks=(), restore_best=False).history
-        clock = [row["seconds"] for row in history]
-        found[name] = [after - before for before, after in pairwise(clock[1:])]
-    return found
-
-
-def ddp(net: str, ranks: comm.AbstractComm) -> Seconds:
+def ddp(net: str, ranks: AbstractComm) -> list[float]:
     """SGD with momentum, a loop as anybody would write it; each rank takes its share of every batch."""
     model, x, y = data(net)
     share = len(x) // ranks.size
@@ -77,17 +105,17 @@ def ddp(net: str, ranks: comm.AbstractComm) -> Seconds:
     trained = DistributedDataParallel(model) if ranks.size > 1 else model
     optimiser = torch.optim.SGD(trained.parameters(), lr=0.01, momentum=0.9)
     epochs = []
-    for _ in range(EPOCHS):
+    for _ in range(SWEEPS):
         began = perf_counter()
         for index in torch.randperm(share).split(BATCH // ranks.size):
             optimiser.zero_grad()
             nn.functional.binary_cross_entropy_with_logits(trained(x[index]), target[index]).backward()
             optimiser.step()
         epochs.append(perf_counter() - began)
-    return {f"DDP-SGD, batches of {BATCH}": epochs[1:]}
+    return epochs[1:]
 
 
-def exchange(ranks: comm.AbstractComm, repeats: int = 50) -> dict[str, float]:
+def exchange(ranks: AbstractComm, repeats: int = 50) -> dict[str, float]:
     found = {}
     for size in SIZES:
         values, times = torch.ones(size, dtype=torch.float64), []
@@ -99,31 +127,31 @@ def exchange(ranks: comm.AbstractComm, repeats: int = 50) -> dict[str, float]:
     return found
 
 
-def worker(net: str) -> None:
+def worker(net: str, cases: list[str], apart: int) -> None:
     with comm.start(threads=1) as ranks:
-        found: dict[str, Any] = {"seconds": admm(net) | ddp(net, ranks)}
+        here = Apart(apart) if apart else ranks
+        found: dict[str, Any] = {"seconds": {case: sweeps(net, case, here) for case in cases if case in METHODS}}
+        if DDP in cases:
+            found["seconds"][DDP] = ddp(net, ranks)
         if ranks.size > 1:
             found["exchange"] = {"memory": exchange(ranks), "gloo": exchange(comm.Group())}
         if ranks.rank == 0:
             print(json.dumps(found))
 
 
-def worker_apart(net: str, share: int) -> None:
-    torch.set_num_threads(1)
-    sums.FLOAT32_ROWS //= share  # the same products as with all rows
-    print(json.dumps({"seconds": admm(net, share)}))
-
-
-def launch(net: str, size: int, apart: bool = False) -> dict[str, Any]:
+def launch(net: str, cases: Sequence[str], size: int, apart: bool = False) -> dict[str, Any]:
     """What rank 0 found."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = str(probe.getsockname()[1])
     place = {"WORLD_SIZE": str(size), "LOCAL_WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    env = os.environ | {"OMP_NUM_THREADS": "1"} | ({} if apart else place)
-    command = [sys.executable, "-m", "benchmarks.scaling", "--worker", net, "--apart", str(size if apart else 0)]
+    env = os.environ | {"OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "benchmarks.scaling", "--nets", net, "--worker", *cases]
+    command += ["--apart", str(size)] if apart else []
     ranks = [
-        subprocess.Popen(command, env=env if apart else env | {"RANK": str(rank)}, stdout=subprocess.PIPE, text=True)
+        subprocess.Popen(
+            command, env=env if apart else env | place | {"RANK": str(rank)}, stdout=subprocess.PIPE, text=True
+        )
         for rank in range(size)
     ]
     said = [rank.communicate()[0] for rank in ranks]
@@ -137,9 +165,9 @@ def measure(net: str, ranks: int, repeats: int) -> dict[str, Any]:
     """Seconds by case and number of ranks, and those of the exchanges."""
     runs: dict[str, list[dict[str, Any]]] = {"1": [], str(ranks): [], "apart": []}
     for _ in range(repeats):
-        runs["1"].append(launch(net, 1))
-        runs[str(ranks)].append(launch(net, ranks))
-        runs["apart"].append(launch(net, ranks, apart=True))
+        runs["1"].append(launch(net, [*METHODS, DDP], 1))
+        runs[str(ranks)].append(launch(net, [*METHODS, DDP], ranks))
+        runs["apart"].append(launch(net, list(METHODS), ranks, apart=True))
     seconds = {
         case: {
             kind: statistics.median([s for run in found for s in run["seconds"][case]])
@@ -170,11 +198,11 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--out", type=Path)
-    parser.add_argument("--worker", metavar="NET", help=argparse.SUPPRESS)
+    parser.add_argument("--worker", nargs="+", metavar="CASE", help=argparse.SUPPRESS)
     parser.add_argument("--apart", type=int, default=0, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.worker is not None:
-        worker_apart(args.worker, args.apart) if args.apart else worker(args.worker)
+        worker(args.nets[0], args.worker, args.apart)
         return
     found: dict[str, Any] = {"rows": ROWS, "batch": BATCH, "seconds": {}, "exchange": {}}
     if args.out is not None and args.out.exists():

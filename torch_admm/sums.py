@@ -10,13 +10,15 @@ from torch import Tensor
 
 from . import steps
 from .comm import AbstractComm, Pending, pack, unpack
-from .data import AbstractRows
+from .data import AbstractRows, take
+from .data.shards import share
 from .gram import Factor, Gram
 from .maps import AbstractLinearMap
 
 __all__ = ["Sums", "merged", "summed_at_once"]
 
 FLOAT32_ROWS = 120_000  # from so many rows on, float32 products leave 1e-5; with fewer, float64 ones are affordable
+SHARED = 1 << 24  # outputs times the square of inputs: from here on, a solve takes longer than what crosses to share it
 SUM_ROWS = 0.6  # times the root of all rows: how many products are summed as they are made
 
 
@@ -71,9 +73,21 @@ class Sums:
     def solve(self) -> Tensor:
         """argmin_W sum ||z - W [a, 1]||^2 over the rows that all ranks have added and sent."""
         gram, R = self.total()
-        W = steps.weight_step(self.factor or gram.factor(self.ridge), R, self.like)
+        factor = self.factor or gram.factor(self.ridge)
+        W = self._shared(factor, R) if self._worth_sharing() else steps.weight_step(factor, R, self.like)
         self._clear()
         return W
+
+    def _worth_sharing(self) -> bool:
+        """Every output has a solve of its own. Those of some outputs alone may round otherwise."""
+        return not (self.comm.size == 1 or self.comm.deterministic) and self.like.numel() * len(self.like.T) > SHARED
+
+    def _shared(self, factor: Factor, R: Tensor) -> Tensor:
+        """Each rank solves for some outputs, and adds them to zeros, which is exact."""
+        mine = share(len(R), self.comm.rank, self.comm.size)
+        W = torch.zeros_like(self.like)
+        take(W, mine).copy_(steps.weight_step(factor, take(R, mine), self.like))
+        return self.comm.sum_(W)
 
     def total(self) -> tuple[Gram, Tensor]:
         """G, unless a factor stands in for it, and R."""

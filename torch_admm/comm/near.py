@@ -34,7 +34,7 @@ __all__ = ["ROOM", "Near", "meet"]
 SLOTS = 4  # exchanges that may be under way at once
 ROOM = 8 << 20  # bytes of an exchange; memory that was never written to takes none
 STRIPED = 1 << 16  # bytes from which on each rank adds up a part, and reads the other parts
-SPIN = 0.01  # seconds: first asked again at once, since to be woken up takes longer than most exchanges
+SPIN = 0.01  # seconds: asked again at once, if each rank has a core: to be woken up takes longer than most exchanges
 HEADER = struct.Struct("<q")  # bytes that follow
 ALIGNED = 64  # bytes: where these start
 SLOT = ALIGNED + ROOM
@@ -60,6 +60,7 @@ class Near:
         """`links` to the other ranks, `memories` of all; a rank that says nothing for so many seconds is lost."""
         self.rank, self.size, self.links, self.seconds = rank, len(memories), links, seconds
         self.memories = memories
+        self.spin = SPIN if self.size <= len(os.sched_getaffinity(0)) else 0.0
         self.heard = {what: dict.fromkeys(links, 0) for what in (WRITTEN, ADDED, READ)}
         self.started = self.added = self.finished = 0
         self.under_way: deque[tuple[Slots, Combine]] = deque()
@@ -152,7 +153,7 @@ class Near:
             for rank in behind:
                 self._hear(rank)
             waited = time.monotonic() - began
-            if waited < SPIN:
+            if waited < self.spin:
                 os.sched_yield()
             elif all(said[rank] < count for rank in behind):
                 self._sleep(behind, self.seconds - waited)
