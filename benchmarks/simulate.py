@@ -192,7 +192,7 @@ def sweeps_needed(net: str, case: str, folder: Path, cache: Path | None, seeds: 
     for seed in range(seeds):
         torch.manual_seed(seed)
         trained = net_of([int(width) for width in net.split("-")])
-        stop = Target("test_accuracy", target)
+        stop = Target(target, "test_accuracy")
         options: dict[str, Any] = {"max_sweeps": 100, "evaluate": test, "stop": stop, "seed": seed, "sinks": ()}
         history = torch_admm.fit(trained, train, TRAINED[case](), **options).history
         counts.append(int(history[-1]["sweep"]))
