@@ -88,7 +88,7 @@ def sweeps(net: str, case: str, ranks: AbstractComm, count: int = SWEEPS) -> lis
     method = METHODS[case]()
     problem = from_module(model, method.loss)
     method.comm, times = ranks, []
-    method.init(problem, rows_of((x, y), problem).part(ranks.rank, ranks.size), seed=0)
+    method.init(problem, rows_of((x, y), problem).part(ranks.rank, ranks.size), batch_size=None, seed=0)
     for _ in range(count):
         began = perf_counter()
         method.step()
