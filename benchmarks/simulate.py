@@ -37,7 +37,6 @@ from benchmarks.kernels import network as net_of
 from benchmarks.problems import load
 from benchmarks.scaling import ROWS, Apart, launch, sweeps
 from torch_admm import AbstractMethod, AnchoredADMM, BregmanADMM, Target
-from torch_admm.moments import FULL, LEADING
 from torch_admm.sums import SHARED
 
 CASES = ("bregman", "anchored")
@@ -114,14 +113,12 @@ class Model:
 
 
 def buffers(net: str, case: str) -> list[int]:
-    """Bytes of what crosses in a sweep: docs/distributed.md. Of anchored sweeps, those that look at the moments."""
+    """Bytes of what crosses in a sweep: docs/distributed.md. Of anchored ones, those that look at no moments."""
     widths = [int(width) for width in net.split("-")]
     pairs = list(itertools.pairwise(widths))
     R = [outputs * (inputs + 1) for inputs, outputs in pairs]
     if case == "anchored":
-        columns = [n for inputs, outputs in pairs for n in (inputs + 1, outputs)]
-        seen = 3 + sum(2 + n * (n if n <= FULL else LEADING) for n in columns)
-        return [8 * (sum(R) + seen), STATUS_BYTES]
+        return [8 * sum(R), STATUS_BYTES]
     G = [0, *(n * (n + 1) // 2 + n for n in widths[1:-1])]
     shared = [4 * r for r, (inputs, _) in zip(R, pairs, strict=True) if r * (inputs + 1) > SHARED]
     return [*(8 * (r + g) for r, g in zip(R, G, strict=True)), *shared, STATUS_BYTES]
