@@ -94,6 +94,7 @@ def fit(
     ranks, and has the bytes that each handed over while training (`bytes_sent`).
 
     Arguments are checked before anything in the model changes. Training runs outside autocast, whatever surrounds it.
+    Both ADMM methods train a float32 model in float64 where there is so little to do that it costs next to nothing.
     Ctrl-C ends the run and returns what there is, once the first row has been recorded.
     """
     comm = current(deterministic=choice("deterministic", deterministic, (False, True)))

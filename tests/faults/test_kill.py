@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import re
 import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,10 +16,11 @@ import pytest
 from torch_admm import AnchoredADMM, BregmanADMM, fit
 from torch_admm.checkpoint import Checkpoints
 from torch_admm.comm import Group, group
+from torch_admm.data.hdf5 import Writer
 from torch_admm.errors import CommError
 
 from ..helpers import blobs, net
-from ..ranks import in_group, on_ranks
+from ..ranks import clean_environment, free_port, in_group, on_ranks
 
 RANKS, SWEEPS, ROWS = 3, 4, 97
 POINTS = 18  # a method, dealt out over the run and the ranks
@@ -75,6 +78,41 @@ def _note_saves(folder: Path) -> None:
         folder.with_suffix(".done").write_text(str(sweep))
 
     Checkpoints.save = noted  # type: ignore[method-assign, assignment]
+
+
+FROZEN = """
+import os, signal, sys
+from torch_admm.cli import main
+from torch_admm.comm import Group
+
+seen, later = [0], Group._later
+
+def frozen(*args):
+    seen[0] += 1
+    if seen[0] == 40 and os.environ["RANK"] == "0":
+        os.kill(os.getpid(), signal.SIGSTOP)
+    return later(*args)
+
+Group._later = frozen
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def test_a_rank_0_that_is_frozen_with_its_store_leaves_nobody_waiting(tmp_path: Path) -> None:
+    with Writer(tmp_path / "rows.h5", features=4, source="made up", classes=["in", "out"]) as writer:
+        writer.write(*(values.numpy() for values in blobs(ROWS, 4)))
+    argv = ["train", "--data", str(tmp_path / "rows.h5"), "--net", "5", "--timeout", "0.05"]
+    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+    command: Any = {"args": [sys.executable, "-c", FROZEN, *argv], "stderr": subprocess.PIPE, "text": True}
+    ranks = [subprocess.Popen(**command, env=clean_environment(**place, RANK=rank)) for rank in ("0", "1")]
+    try:
+        _, said = ranks[1].communicate(timeout=100)
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.communicate()
+    assert ranks[1].returncode == 2
+    assert re.fullmatch(r"torch-admm: rank 0 is missing, ended or stuck; rank 1 was told: .*\n", said), said
 
 
 @pytest.mark.parametrize("name", METHODS)

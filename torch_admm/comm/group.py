@@ -122,10 +122,16 @@ def lost(store: Any, rank: int, size: int, reason: str) -> CommError:
 
 
 def leave(store: Any, rank: int, why: str) -> None:
-    """Tell the others why this rank is going; without a store, or if it is gone too, they will find out."""
+    """Tell the others why this rank is going; without a store, or if it is gone or stuck, they will find out."""
     if store is not None:
-        with suppress(RuntimeError):
-            store.set(f"left/{rank}", why)
+        telling = Thread(target=_tell, args=(store, rank, why), daemon=True)
+        telling.start()
+        telling.join(GRACE)
+
+
+def _tell(store: Any, rank: int, why: str) -> None:
+    with suppress(RuntimeError):
+        store.set(f"left/{rank}", why)
 
 
 def _roll_call(store: Any, rank: int, size: int) -> tuple[dict[int, str], list[int]]:

@@ -61,6 +61,8 @@ def start(
             _share_cores(comm, launch)
         yield comm
         _part(comm, backend)
+    except CommError:  # others were told, and a store that does not answer would keep this rank, too
+        raise
     except BaseException as error:
         leave(comm.store, comm.rank, str(error) or type(error).__name__)
         raise
