@@ -14,7 +14,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import singledispatch
-from typing import ClassVar, final
+from typing import ClassVar, Protocol, final
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +26,7 @@ __all__ = [
     "AbstractActivation",
     "Piece",
     "PiecewiseLinear",
+    "Pull",
     "ReLU",
     "activation_of",
     "h_sig",
@@ -36,6 +37,16 @@ __all__ = [
 
 GOLDEN = (1 + math.sqrt(5)) / 2  # gamma / beta at which the two thresholds of ReLU's step are one
 HUGE = 1e30  # below the largest float32 by as much as entries may be large
+
+
+class Pull(Protocol):
+    """The way d from an activation to its target, worked out where it is needed."""
+
+    def __call__(self) -> Tensor:
+        """d, the caller's to use up."""
+
+    def onto(self, m: Tensor, k: float) -> Tensor:
+        """m + k d, in place of m: a pass over memory less."""
 
 
 class AbstractActivation(abc.ABC):
@@ -54,9 +65,9 @@ class AbstractActivation(abc.ABC):
         `out` as in `__call__`; who gives it gives m away too, as working memory.
         """
 
-    def residual(self, d: Tensor, m: Tensor, h_m: Tensor, beta: float, gamma: float, room: Tensor) -> Tensor:
-        """`minimise(a, m, beta, gamma) - m` for a = h(m) + d. The memory of d and of `room` may be used up."""
-        return self.minimise(d.add_(h_m), m, beta, gamma).sub_(m)
+    def residual(self, pull: Pull, m: Tensor, h_m: Tensor, beta: float, gamma: float, room: Tensor) -> Tensor:
+        """`minimise(a, m, beta, gamma) - m` for a = h(m) + d, d given by `pull`. m and `room` may be used up."""
+        return self.minimise(pull().add_(h_m), m, beta, gamma).sub_(m)
 
 
 @dataclass(frozen=True)
@@ -149,7 +160,7 @@ class ReLU(AbstractActivation):
         z = z.add_(m, alpha=1 - p).add_(a, alpha=p)
         return torch.maximum(z, torch.clamp_max(m, 0, out=None if out is None else m), out=z)
 
-    def residual(self, d: Tensor, m: Tensor, h_m: Tensor, beta: float, gamma: float, room: Tensor) -> Tensor:
+    def residual(self, pull: Pull, m: Tensor, h_m: Tensor, beta: float, gamma: float, room: Tensor) -> Tensor:
         """As above in terms of d = a - h(m), with n = min(m, 0) = m - h(m):
 
             z - n = max(p (d - n) + h(m), 0) where m + k d > 0, else 0
@@ -159,13 +170,14 @@ class ReLU(AbstractActivation):
         """
         p, k = gamma / (gamma + beta), math.sqrt(1 + gamma / beta) - 1
         if k > p * (1 + 1e-6):
-            return super().residual(d, m, h_m, beta, gamma, room)
+            return super().residual(pull, m, h_m, beta, gamma, room)
         n = torch.clamp_max(m, 0, out=room)
         if k < p * (1 - 1e-6):
+            d = pull()
             step = torch.add(h_m, d - n, alpha=p).clamp_min_(0)
             t = torch.add(m, d, alpha=k, out=d)
         else:
-            t = torch.add(m, d, alpha=k, out=d)
+            t = pull.onto(m, k)
             step = torch.add(t, n, alpha=-(1 + k), out=n)
         return _where_positive(step, t).sub_(h_m)
 

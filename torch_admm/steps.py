@@ -24,7 +24,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from .activations import AbstractActivation
+from .activations import AbstractActivation, Pull
 from .gram import Factor
 from .losses import AbstractLoss
 from .maps import InputSolve
@@ -50,10 +50,10 @@ def hidden_step(
 
 
 def hidden_residual(
-    h: AbstractActivation, d: Tensor, m: Tensor, h_m: Tensor, beta: float, gamma: float, room: Tensor
+    h: AbstractActivation, pull: Pull, m: Tensor, h_m: Tensor, beta: float, gamma: float, room: Tensor
 ) -> Tensor:
-    """argmin_z { gamma_l ||h_l(m_l) + d_l - h_l(z)||^2 + beta_l ||z - m_l||^2 } - m_l; d and room are used up."""
-    return h.residual(d, m, h_m, beta, gamma, room)
+    """argmin_z { gamma_l ||h_l(m_l) + d_l - h_l(z)||^2 + beta_l ||z - m_l||^2 } - m_l; m and room are used up."""
+    return h.residual(pull, m, h_m, beta, gamma, room)
 
 
 def output_step(loss: AbstractLoss, m: Tensor, y: Tensor, lam: Tensor, beta: float) -> Tensor:

@@ -39,25 +39,25 @@ class Walk:
         m: Weights = {}
         for l, layer in layers.items():
             z, h = (m[l - 1], layers[l - 1].h) if l > 1 else (x, None)
-            a[l - 1] = layer.map.extend(z, h, self._room("a", l, rows, W[l].shape[1], W[l]))
-            out = self._room("m", l, rows, len(W[l]), W[l]) if l < self.problem.L else None
+            a[l - 1] = layer.map.extend(z, h, self.room("a", l, rows, W[l].shape[1], W[l]))
+            out = self.room("m", l, rows, len(W[l]), W[l]) if l < self.problem.L else None
             m[l] = layer.map.forward(W[l], a[l - 1], out)
         return a, m
 
     def back(self, W: Weights, a: Weights, m: Weights, r: Tensor) -> Iterator[tuple[int, Tensor]]:
-        """(l, r_l) from l = L, whose residual r is given, to 1."""
+        """(l, r_l) from l = L, whose residual r is given, to 1; m is used up."""
         layers = self.problem.layers
         for l in range(self.problem.L, 0, -1):
             yield l, r
             if l > 1:
                 # d = argmin_d { beta ||r_l - W_l d||^2 + gamma ||d||^2 }, the way to the target a' = a_{l-1} + d
-                inputs = layers[l].map.inputs
-                d = layers[l].map.pull_back(W[l], r @ self.K[l], self._room("d", l, len(r), inputs, W[l]))
+                pull = _Pull(self, l, W[l], r @ self.K[l])
                 # r_{l-1} = argmin_z { gamma ||a' - h(z)||^2 + beta ||z - m_{l-1}||^2 } - m_{l-1}
-                h_m, room = a[l - 1].narrow(1, 0, inputs), self._room("r", l, len(r), inputs, W[l])
-                r = steps.hidden_residual(layers[l - 1].h, d, m[l - 1], h_m, self.beta, self.gamma, room)
+                inputs = layers[l].map.inputs
+                h_m, room = a[l - 1].narrow(1, 0, inputs), self.room("r", l, len(r), inputs, W[l])
+                r = steps.hidden_residual(layers[l - 1].h, pull, m[l - 1], h_m, self.beta, self.gamma, room)
 
-    def _room(self, name: str, l: int, rows: int, columns: int, like: Tensor) -> Tensor:
+    def room(self, name: str, l: int, rows: int, columns: int, like: Tensor) -> Tensor:
         """Memory that every batch uses again: first touching new memory costs more than computing what goes there.
 
         It starts as ones: nobody writes to the last column of [a, 1].
@@ -66,3 +66,18 @@ class Walk:
         if kept is None or len(kept) < rows:
             kept = self._rooms[name, l] = like.new_ones(rows, columns)
         return kept if len(kept) == rows else kept.narrow(0, 0, rows)
+
+
+@final
+class _Pull:
+    """d = r K_l W_l, for a layer and rows of its residual."""
+
+    def __init__(self, walk: Walk, l: int, W: Tensor, rK: Tensor) -> None:
+        self.walk, self.l, self.W, self.rK = walk, l, W, rK
+        self.map = walk.problem.layers[l].map
+
+    def __call__(self) -> Tensor:
+        return self.map.pull_back(self.W, self.rK, self.walk.room("d", self.l, len(self.rK), self.map.inputs, self.W))
+
+    def onto(self, m: Tensor, k: float) -> Tensor:
+        return self.map.pull_back_onto(self.W, self.rK, m, k)

@@ -64,3 +64,7 @@ class AbstractLinearMap(abc.ABC):
     @abc.abstractmethod
     def pull_back(self, W: Tensor, r: Tensor, out: Tensor) -> Tensor:
         """r W, for rows r of the outputs, in `out`."""
+
+    @abc.abstractmethod
+    def pull_back_onto(self, W: Tensor, r: Tensor, m: Tensor, k: float) -> Tensor:
+        """m + k r W, in place of m."""

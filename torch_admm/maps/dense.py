@@ -86,6 +86,9 @@ class Dense(AbstractLinearMap):
         V = W.narrow(1, 0, self.inputs)
         return torch.mul(r, V, out=out) if self.outputs == 1 else torch.mm(r, V, out=out)
 
+    def pull_back_onto(self, W: Tensor, r: Tensor, m: Tensor, k: float) -> Tensor:
+        return m.addmm_(r, W.narrow(1, 0, self.inputs), alpha=k)
+
     def _matrix(self, W: Tensor) -> Tensor:
         return _packed(W.narrow(1, 0, self.inputs))
 
