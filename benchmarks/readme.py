@@ -114,13 +114,22 @@ def data() -> str:
 
 def scaling() -> str:
     figures = load("scaling")
-    lines = ["| net, rows | method | 1 rank | 2 ranks | ratio (aimed at) |", "| --- | --- | --- | --- | --- |"]
+    lines = [
+        "| net, rows | method | 1 rank | 2 ranks | ratio (aimed at) | apart |",
+        "| --- | --- | --- | --- | --- | --- |",
+    ]
     for net, methods in figures["seconds"].items():
         for method, times in methods.items():
             one, two = times["1"], times["2"]
             aim = f" ({WANTED[method]:g})" if method in WANTED else ""
-            cells = f"{one:.2f} s | {two:.2f} s | {one / two:.2f}{aim}"
+            apart = f"{one / times['apart']:.2f}" if "apart" in times else ""
+            cells = f"{one:.2f} s | {two:.2f} s | {one / two:.2f}{aim} | {apart}"
             lines.append(f"| {net}, {figures['rows'][net]:,} | {method} | {cells} |")
+    ways = next(iter(figures["exchange"].values()))
+    lines += ["", f"| a sum over two ranks | {' | '.join(f'{int(n):,} B' for n in ways['gloo'])} |"]
+    lines.append(f"| --- {'| --- ' * len(ways['gloo'])}|")
+    for way, name in (("memory", "by shared memory"), ("gloo", "by gloo over loopback")):
+        lines.append(f"| {name} | {' | '.join(f'{seconds * 1e3:.2f} ms' for seconds in ways[way].values())} |")
     return "\n".join(lines)
 
 
@@ -157,7 +166,8 @@ def _bold(row: Any, name: str) -> str:
 
 
 TABLES: dict[str, Callable[[], str]] = {
-    **{f.__name__: f for f in (baselines, bregman, data, kernels, steps, ablation, accelerations, other_data, scaling)},
+    **{f.__name__: f for f in (baselines, bregman, data, kernels, steps, ablation, accelerations, other_data)},
+    **{f.__name__: f for f in (scaling,)},
     **{"time_to_accuracy": comparison.time_to_accuracy, "compare": comparison.compare},
 }
 
