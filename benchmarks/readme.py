@@ -133,6 +133,34 @@ def scaling() -> str:
     return "\n".join(lines)
 
 
+def simulate() -> str:
+    shown = (1, 24, 256, 1_024, 10_000)
+    lines = [
+        f"| net, method | off, 1 and 2 ranks | {' | '.join(f'{n:,} ranks' if n > 1 else '1 rank' for n in shown)} "
+        "| below a half, by |",
+        f"| --- | --- {'| --- ' * len(shown)}| --- |",
+    ]
+    for net, figures in load("simulate")["nets"].items():
+        for case, curves in figures["curves"].items():
+            curve = curves["given"]
+            points = {p["ranks"]: p for p in curve["points"]}
+            times = (f"{points[n]['sweep']:.2g} s, {points[n]['efficiency']:.0%}" for n in shown)
+            off = ", ".join(f"{v['off']:+.0%}" for v in figures["validation"][case].values())
+            ends = "never" if curve["half_at"] is None else f"{curve['half_at']:,}, {curve['because_of']}"
+            lines.append(f"| {net}, {case} | {off} | {' | '.join(times)} | {ends} |")
+    lines.append("")
+    for figures in load("simulate")["nets"].values():
+        for case, curves in figures["curves"].items():
+            curve, target = curves["given"], f"{figures['target']:.0%}"
+            best = min(curve["points"], key=lambda p: p["to_target"])
+            lines.append(
+                f"- {figures['rows']:,} rows, {case}: {target} takes {curve['sweeps']} sweeps, "
+                f"{curve['points'][0]['to_target']:.3g} s on one rank, at best {best['to_target']:.2g} s, on "
+                f"{best['ranks']:,}."
+            )
+    return "\n".join(lines)
+
+
 def accelerations() -> str:
     """Methods with other targets stand below one another, so a row may have other columns than the one before."""
     figures = load("accelerations")["results"]
@@ -167,7 +195,7 @@ def _bold(row: Any, name: str) -> str:
 
 TABLES: dict[str, Callable[[], str]] = {
     **{f.__name__: f for f in (baselines, bregman, data, kernels, steps, ablation, accelerations, other_data)},
-    **{f.__name__: f for f in (scaling,)},
+    **{f.__name__: f for f in (scaling, simulate)},
     **{"time_to_accuracy": comparison.time_to_accuracy, "compare": comparison.compare},
 }
 
