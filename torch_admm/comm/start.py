@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from threading import Thread
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -27,6 +27,7 @@ from .near import Near, meet
 __all__ = ["BACKENDS", "current", "start"]
 
 Store = Any  # torch's stores have no common class in Python
+Made = TypeVar("Made")
 
 
 @contextmanager
@@ -154,8 +155,9 @@ def _init(backend: str, launch: Launch, patience: timedelta) -> Store:
     store = _store(launch, patience)
     _wait_for_all(store, launch, patience)
     try:
+        place: Any = {"store": store, "rank": launch.rank, "world_size": launch.size, "timeout": patience}
         with _loopback(launch.one_machine):
-            dist.init_process_group(backend, store=store, rank=launch.rank, world_size=launch.size, timeout=patience)
+            _within(patience, lambda: dist.init_process_group(backend, **place))
     except RuntimeError as error:
         reason = _line(error)
     else:
@@ -183,9 +185,12 @@ def _store(launch: Launch, patience: timedelta) -> Store:
     return PrefixStore(f"torch_admm/{launch.job}", store)
 
 
-def _within(patience: timedelta, connect: Callable[[], Store]) -> Store:
-    """A stranger that listens at that port, and says nothing, would be waited for for ever."""
-    made: list[Store | Exception] = []
+def _within(patience: timedelta, connect: Callable[[], Made]) -> Made:
+    """A stranger that listens and says nothing, or a rank that ends while others connect, would be waited for.
+
+    Torch's own time-outs do not cover either.
+    """
+    made: list[Made | Exception] = []
 
     def attempt() -> None:
         try:
