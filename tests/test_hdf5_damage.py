@@ -13,6 +13,7 @@ import pytest
 from torch import nn
 
 import torch_admm
+from tests.files import writer
 from torch_admm.cli import main
 from torch_admm.data import hdf5, rows_of
 from torch_admm.data.layout import FLETCHER_BYTES, VERSION, layout_of
@@ -40,15 +41,7 @@ STRUCTURES = {
 
 
 def written(path: Path, **options: Any) -> Path:
-    with hdf5.Writer(
-        path,
-        features=3,
-        source="test",
-        classes=list("abc"),
-        attributes={"seed": 3, "text": "a b"},
-        chunk_bytes=12 * 32,
-        **options,
-    ) as out:
+    with writer(path, classes=list("abc"), attributes={"seed": 3, "text": "a b"}, **options) as out:
         out.write(X, Y)
     return path
 

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 import torch_admm
-from torch_admm.data import AbstractRows, hdf5, rows_of
+from tests.files import writer
+from torch_admm.data import AbstractRows, rows_of
 from torch_admm.data.shards import SHARDS, Shards, share
 
 RANKS = [1, 2, 3, 4, 5, 8, 24, 30]
@@ -43,7 +44,7 @@ class Items(Dataset[tuple[Tensor, int]]):
 def file_of(folder: Path, count: int, chunk_bytes: int = 12 * 32) -> Path:
     path = folder / f"{count}_{chunk_bytes}.h5"
     x, y = numbered(count)
-    with hdf5.Writer(path, features=3, source="test", classes=list("abcd"), chunk_bytes=chunk_bytes) as out:
+    with writer(path, chunk_bytes=chunk_bytes) as out:
         out.write(x.numpy(), y.numpy())
     return path
 
