@@ -33,15 +33,15 @@ unit: $(VENV)/ready
 # The figures in README and docs: real data under DATA, an hour or two on a quiet machine.
 # What is in baselines/results already is not measured again: remove a problem's folder to start it anew.
 results: $(VENV)/ready compared
-	$(BIN)/python -m benchmarks.bregman --data-dir $(DATA) --out benchmarks/results/bregman.json
+	$(BIN)/python -m benchmarks.bregman --data-dir $(CACHE)/prepared --out benchmarks/results/bregman.json
 	$(BIN)/python -m benchmarks.kernels --out benchmarks/results/kernels.json
 	$(BIN)/python -m benchmarks.steps --out benchmarks/results/steps.json
-	$(BIN)/python -m benchmarks.ablation --data-dir $(DATA) --cache-dir $(CACHE) --out benchmarks/results/ablation.json
-	$(BIN)/python -m benchmarks.accelerations --data-dir $(DATA) --cache-dir $(CACHE) --out benchmarks/results/accelerations.json
+	$(BIN)/python -m benchmarks.ablation --data-dir $(CACHE)/prepared --out benchmarks/results/ablation.json
+	$(BIN)/python -m benchmarks.accelerations --data-dir $(CACHE)/prepared --out benchmarks/results/accelerations.json
 	$(BIN)/python -m benchmarks.other_data --out benchmarks/results/other_data.json
 	$(BIN)/python -m benchmarks.data --data-dir $(DATA) --out benchmarks/results/data.json
 	$(BIN)/python -m benchmarks.scaling --out benchmarks/results/scaling.json
-	$(BIN)/python -m benchmarks.simulate --data-dir $(DATA) --cache-dir $(CACHE) --out benchmarks/results/simulate.json --plot docs/simulate.png
+	$(BIN)/python -m benchmarks.simulate --data-dir $(CACHE)/prepared --out benchmarks/results/simulate.json --plot docs/simulate.png
 	$(BIN)/python -m benchmarks.memory --folder $(CACHE)/rows --out benchmarks/results/memory.json
 	$(BIN)/python -m benchmarks.baselines --data-dir $(CACHE)/prepared --out benchmarks/results/baselines.json
 	$(MAKE) readme

@@ -12,7 +12,7 @@ import numpy as np
 from .journal import Record
 from .methods import known_methods
 from .published import PUBLISHED
-from .summary import Row
+from .summary import Row, Spread
 
 __all__ = ["accuracy_over_time", "save", "style", "time_over_ranks"]
 
@@ -81,16 +81,9 @@ def time_over_ranks(title: str, problem: str, target: float, rows: Sequence[Row]
     ranks, methods = sorted({row.ranks for row in rows} | cores), list(dict.fromkeys(row.method for row in rows))
     doublings = math.log2(4 * max(ranks, default=1))  # from left to right
     for number, method in enumerate(methods):
+        aside = 2 ** (doublings * 0.025 * (number - (len(methods) - 1) / 2))  # all have the same few numbers of ranks
         points = sorted((row.ranks, row.seconds[f"{target:g}"]) for row in rows if row.method == method)
-        there = [
-            (count * 2 ** (doublings * 0.025 * (number - (len(methods) - 1) / 2)), s)
-            for count, s in points
-            if math.isfinite(s.median)
-        ]
-        look = style(method) if there else {**style(method), "label": f"{method}: never"}
-        axes.plot([at for at, _ in there], [s.median for _, s in there], markersize=7, **look)
-        for at, s in there:  # side by side, since all have the same few numbers of ranks
-            axes.vlines(at, s.low, s.high if math.isfinite(s.high) else s.median, color=look["color"], linewidth=1)
+        _spreads(axes, method, [(count * aside, s) for count, s in points if math.isfinite(s.median)])
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
     if not any(math.isfinite(row.seconds[f"{target:g}"].median) for row in rows) and not cores:
@@ -103,6 +96,14 @@ def time_over_ranks(title: str, problem: str, target: float, rows: Sequence[Row]
     _plain_numbers(axes.yaxis)
     _legend(axes, 1.01)
     return figure
+
+
+def _spreads(axes: Any, method: str, points: Sequence[tuple[float, Spread]]) -> None:
+    """Medians as markers, and a thin line from the lowest to the highest of each."""
+    look = style(method) if points else {**style(method), "label": f"{method}: never"}
+    axes.plot([at for at, _ in points], [s.median for _, s in points], markersize=7, **look)
+    for at, s in points:
+        axes.vlines(at, s.low, s.high if math.isfinite(s.high) else s.median, color=look["color"], linewidth=1)
 
 
 def _published(axes: Any, problem: str, target: float) -> set[int]:

@@ -28,8 +28,9 @@ import json
 import math
 import shlex
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import final
@@ -121,7 +122,7 @@ def search(wanted: Search, out: Path, *, show: bool = True) -> Record:
 
 
 def _search_one(wanted: Search, method: str, data: str, journal: Journal, show: bool) -> None:
-    """Ask, run up to `jobs` at a time, tell; the journal is written by this thread only."""
+    """Ask, run, tell; the journal is written by this thread only."""
     sampler = SAMPLERS[wanted.sampler](wanted.space(method), wanted.seed)
     done = [r for r in _mine(wanted, method, data, journal.records) if r["seed"] == wanted.seed]
     for record in done:
@@ -130,24 +131,35 @@ def _search_one(wanted: Search, method: str, data: str, journal: Journal, show: 
     bar = tqdm(
         total=wanted.trials, initial=len(done), desc=f"{method:16}", unit="trial", disable=None if show else True
     )
-    with bar, ThreadPoolExecutor(wanted.jobs) as pool:
+    more = itertools.chain(starts, iter(sampler.ask, None))
+
+    def ask(running: int) -> Trial | None:
+        settings = None if _used_up(wanted, done, running) else next(more, None)
+        if settings is None:
+            return None
+        trial = wanted.trial(method, settings, _allowed(wanted, data, journal.records), data)
+        return dataclasses.replace(trial, marks=pace.marks(done))
+
+    with bar, closing(_as_they_end(ask, wanted.jobs, wanted.folder)) as records:
+        for record in records:
+            kept = _keep(journal, record)
+            done.append(kept)
+            sampler.tell(kept["settings"], kept)
+            bar.set_postfix_str(_shown(min(done, key=score)), refresh=False)
+            bar.update()
+
+
+def _as_they_end(ask: Callable[[int], Trial | None], jobs: int, folder: Path | None) -> Generator[Record, None, None]:
+    """Up to `jobs` trials at a time; `ask` hears how many are running and gives the next one, or None."""
+    with ThreadPoolExecutor(jobs) as pool:
         running: set[Future[Record]] = set()
-        more = itertools.chain(starts, iter(sampler.ask, None))
-        asking = iter(lambda: None if _used_up(wanted, done, len(running)) else next(more, None), None)
         while True:
-            for settings in itertools.islice(asking, wanted.jobs - len(running)):
-                trial = wanted.trial(method, settings, _allowed(wanted, data, journal.records), data)
-                trial = dataclasses.replace(trial, marks=pace.marks(done))
-                running.add(pool.submit(run_apart, trial, wanted.folder))
+            while len(running) < jobs and (trial := ask(len(running))) is not None:
+                running.add(pool.submit(run_apart, trial, folder))
             if not running:
                 return
             ended, running = wait(running, return_when=FIRST_COMPLETED)
-            for record in (future.result() for future in ended):
-                kept = _keep(journal, record)
-                done.append(kept)
-                sampler.tell(kept["settings"], kept)
-                bar.set_postfix_str(_shown(min(done, key=score)), refresh=False)
-                bar.update()
+            yield from (future.result() for future in ended)
 
 
 def _confirm(wanted: Search, method: str, data: str, journal: Journal) -> None:

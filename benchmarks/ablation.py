@@ -1,6 +1,6 @@
 """What each part of AnchoredADMM is worth: steps until a target test accuracy, one setting changed at a time.
 
-    python -m benchmarks.ablation --data-dir data --out benchmarks/results/ablation.json
+    python -m benchmarks.ablation --data-dir .cache/prepared --out benchmarks/results/ablation.json
 
 Steps, not seconds, so that the machine has no say in it; mini-batches of the default size; evaluated every five steps;
 medians over seeds. A run that does not get there in `--steps` counts as never.
@@ -19,9 +19,8 @@ import torch
 from torch import nn
 
 import torch_admm
-from baselines.problems import PROBLEMS
+from baselines.problems import PROBLEMS, Data, load
 from benchmarks.kernels import network
-from benchmarks.problems import load
 from torch_admm.data import Rows, rows_of
 
 NAMES = ("higgs", "svhn", "mnist")
@@ -65,16 +64,15 @@ def initial(widths: list[int], init: float | str, seed: int) -> nn.Sequential:
     return model
 
 
-def run(name: str, folder: Path, cache: Path | None, settings: dict[str, Any], seed: int, limit: int) -> float:
+def run(name: str, data: Data, settings: dict[str, Any], seed: int, limit: int) -> float:
     """Steps to the target, or infinity."""
     problem = PROBLEMS[name]
-    train, held = load(problem.data, folder, cache)
     settings = dict(settings)
     model = initial(list(problem.widths), settings.pop("init", 1.0), seed)
     method = torch_admm.AnchoredADMM(problem.loss, **settings)
     bound = method.bind(model)
     split = torch_admm.from_module(model, problem.loss)
-    rows, test = rows_of(train, split), rows_of(held, split)
+    rows, test = rows_of(data.train, split), rows_of(data.test, split)
     assert isinstance(test, Rows)
     steps = 0
     while True:
@@ -94,17 +92,17 @@ def y_of(encoded: torch.Tensor) -> torch.Tensor:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data-dir", type=Path, required=True)
-    parser.add_argument("--cache-dir", type=Path)
+    parser.add_argument("--data-dir", type=Path, required=True, help="of the prepared files")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=400)
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
+    data = {name: load(name, args.data_dir) for name in NAMES}
     results: dict[str, dict[str, float | None]] = {}
     for variant, settings in VARIANTS.items():
         medians = {}
         for name in NAMES:
-            seeds = [run(name, args.data_dir, args.cache_dir, settings, s, args.steps) for s in range(args.seeds)]
+            seeds = [run(name, data[name], settings, s, args.steps) for s in range(args.seeds)]
             medians[name] = statistics.median(seeds)
         shown = ", ".join(f"{name} {steps:g}" for name, steps in medians.items())
         print(f"{variant:45} {shown}", flush=True)

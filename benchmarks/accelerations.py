@@ -1,6 +1,6 @@
 """What momentum, over-relaxation and Anderson acceleration do for full-batch sweeps: sweeps until a test accuracy.
 
-    python -m benchmarks.accelerations --data-dir data --out benchmarks/results/accelerations.json
+    python -m benchmarks.accelerations --data-dir .cache/prepared --out benchmarks/results/accelerations.json
 
 Over-relaxation (Eckstein and Bertsekas, 1992) goes alpha times as far as the output step says. Anderson acceleration
 (type II) replaces W by the combination of the last iterates whose steps, combined alike, are shortest. It is tried on
@@ -23,8 +23,8 @@ import torch
 from torch import Tensor
 
 import torch_admm
+from baselines.problems import Data, load
 from benchmarks.kernels import network
-from benchmarks.problems import load
 from torch_admm.losses import AbstractLoss, loss_of
 from torch_admm.method import AbstractMethod
 
@@ -128,13 +128,12 @@ VARIANTS: dict[str, tuple[dict[str, tuple[list[int], float]], Make]] = {
 }
 
 
-def run(name: str, widths: list[int], target: float, make: Make, seed: int, args: argparse.Namespace) -> float:
+def run(data: Data, widths: list[int], target: float, make: Make, seed: int, sweeps: int) -> float:
     """Sweeps to the target, or infinity."""
-    train, test = load(name, args.data_dir, args.cache_dir)
     torch.manual_seed(seed)
     stop = torch_admm.Target(target)
     result = torch_admm.fit(
-        network(widths), train, make(), max_sweeps=args.sweeps, evaluate=test, stop=stop, seed=seed, sinks=()
+        network(widths), data.train, make(), max_sweeps=sweeps, evaluate=data.test, stop=stop, seed=seed, sinks=()
     )
     last = result.history[-1]
     return last["sweep"] if last["test_accuracy"] >= target else math.inf
@@ -142,17 +141,18 @@ def run(name: str, widths: list[int], target: float, make: Make, seed: int, args
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data-dir", type=Path, required=True)
-    parser.add_argument("--cache-dir", type=Path)
+    parser.add_argument("--data-dir", type=Path, required=True, help="of the prepared files")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--sweeps", type=int, default=60)
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
+    data = {name: load(name, args.data_dir) for name in ANCHORED}
     results: dict[str, dict[str, float | None]] = {}
     for variant, (problems, make) in VARIANTS.items():
         row: dict[str, float | None] = {}
         for name, (widths, target) in problems.items():
-            sweeps = statistics.median(run(name, widths, target, make, s, args) for s in range(args.seeds))
+            runs = [run(data[name], widths, target, make, seed, args.sweeps) for seed in range(args.seeds)]
+            sweeps = statistics.median(runs)
             row[f"{name} {target:.0%}"] = None if math.isinf(sweeps) else sweeps
         results[variant] = row
         print(f"{variant:45} {row}", flush=True)

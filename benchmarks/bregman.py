@@ -1,9 +1,9 @@
 """Which settings of Algorithm 1 reach the paper's thresholds on real SVHN 0-vs-2 and HIGGS rows, and which do not.
 
-    python -m benchmarks.bregman --data-dir data --out benchmarks/results/bregman.json
+    python -m benchmarks.bregman --data-dir .cache/prepared --out benchmarks/results/bregman.json
 
-`benchmarks/problems.py` says what lies under the data folder. Needs the extra `images`. Every setting runs from
-several seeds on the nets of the paper.
+The rows are those of `python -m torch_admm data prepare`. Every setting runs from several seeds on the nets of the
+paper.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from typing import Any
 import torch
 
 import torch_admm
+from baselines.problems import Data, load
 from benchmarks.kernels import network
-from benchmarks.problems import Data, load
 
 NETS = {"svhn": [648, 100, 50, 1], "higgs": [28, 300, 1]}
 TARGETS = {"svhn": 0.95, "higgs": 0.64}
@@ -48,7 +48,7 @@ def run(name: str, data: Data, settings: dict[str, Any], seed: int, sweeps: int)
     torch.manual_seed(0)
     method = torch_admm.BregmanADMM("hinge", **settings)
     result = torch_admm.fit(
-        network(NETS[name]), data[0], method, max_sweeps=sweeps, evaluate=data[1], seed=seed, sinks=()
+        network(NETS[name]), data.train, method, max_sweeps=sweeps, evaluate=data.test, seed=seed, sinks=()
     )
     reached = next((row for row in result.history if row["test_accuracy"] >= TARGETS[name]), None)
     return {
@@ -61,7 +61,7 @@ def run(name: str, data: Data, settings: dict[str, Any], seed: int, sweeps: int)
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data-dir", type=Path, required=True)
+    parser.add_argument("--data-dir", type=Path, required=True, help="of the prepared files")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--sweeps", type=int, default=50)
     parser.add_argument("--out", type=Path)
@@ -69,7 +69,7 @@ def main() -> None:
     results = []
     for name in ("higgs", "svhn"):
         data = load(name, args.data_dir)
-        print(f"{name}: {len(data[0][0])} + {len(data[1][0])} rows, target {TARGETS[name]:.0%}")
+        print(f"{name}: {len(data.train[0])} + {len(data.test[0])} rows, target {TARGETS[name]:.0%}")
         for settings in SETTINGS[name]:
             runs = [run(name, data, settings, seed, args.sweeps) for seed in range(args.seeds)]
             results.append({"problem": name, "settings": settings, "runs": runs})

@@ -18,7 +18,6 @@ import argparse
 import gzip
 import json
 import os
-import shutil
 import statistics
 import subprocess
 import sys
@@ -217,11 +216,8 @@ def main() -> None:
         parser.error("--data-dir is needed: the folder with higgs and svhn")
     results: dict[str, Any] = {"cores": os.cpu_count()}
     for part in args.parts:
-        work = Path(tempfile.mkdtemp(prefix="data"))
-        try:
-            results[part] = PARTS[part](args.data_dir, work, args)
-        finally:
-            shutil.rmtree(work)
+        with tempfile.TemporaryDirectory(prefix="data") as work:
+            results[part] = PARTS[part](args.data_dir, Path(work), args)
         if part in TARGETS:
             results[part]["target"] = TARGETS[part]
         print(f"{part}: {json.dumps(results[part], indent=1)}", flush=True)

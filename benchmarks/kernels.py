@@ -124,6 +124,12 @@ def measure(net: str, rows: int, threads: int, repeats: int) -> dict[str, Any]:
     }
 
 
+def line(r: dict[str, Any]) -> str:
+    seconds = f"{r['sweep_seconds']:7.3f}s {r['bound_seconds']:7.3f}s {r['ratio']:6.2f}"
+    memory = f"{r['data_and_state_mib']:7,} MiB {r['idle_mib']:5,} MiB {r['peak_mib']:5,} MiB"
+    return f"{r['net']:14} {r['rows']:9,} {r['threads']:7} {seconds} {memory}"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, help="instead of each net's own number")
@@ -145,11 +151,7 @@ def main() -> None:
             command = [sys.executable, "-m", "benchmarks.kernels", "--case", net, *map(str, options)]
             r = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
             results.append(r)
-            print(
-                f"{r['net']:14} {r['rows']:9,} {r['threads']:7} {r['sweep_seconds']:7.3f}s {r['bound_seconds']:7.3f}s "
-                f"{r['ratio']:6.2f} {r['data_and_state_mib']:7,} MiB {r['idle_mib']:5,} MiB {r['peak_mib']:5,} MiB",
-                flush=True,
-            )
+            print(line(r), flush=True)
     if args.out:
         with open(args.out, "w", encoding="utf-8") as file:
             json.dump({"torch": torch.__version__, "target": TARGET, "results": results}, file, indent=2)

@@ -1,6 +1,6 @@
 """A model of a sweep on up to 10,000 ranks, from measured compute times and the latency and bandwidth of a network.
 
-    python -m benchmarks.simulate --data-dir data --cache-dir .cache --out benchmarks/results/simulate.json \
+    python -m benchmarks.simulate --data-dir .cache/prepared --out benchmarks/results/simulate.json \
         --plot docs/simulate.png
 
     seconds(p) = work(rows / p) + sum over buffers (2 ceil(log2 p) latency + 2 (p - 1) / p bytes / bandwidth)
@@ -32,9 +32,9 @@ import torch
 
 import torch_admm
 from baselines.machine import about
+from baselines.problems import load
 from baselines.published import PUBLISHED
 from benchmarks.kernels import network as net_of
-from benchmarks.problems import load
 from benchmarks.scaling import ROWS, Apart, launch, sweeps
 from torch_admm import AbstractMethod, AnchoredADMM, BregmanADMM, Target
 from torch_admm.sums import SHARED
@@ -184,17 +184,17 @@ def scaled(rows: int, made: Model, network: Network, needed: int) -> dict[str, A
     return {"sweeps": needed, "points": points, "half_at": None if ends is None else ends["ranks"], "because_of": why}
 
 
-def sweeps_needed(net: str, case: str, folder: Path, cache: Path | None, seeds: int = 3) -> int:
+def sweeps_needed(net: str, case: str, folder: Path, seeds: int = 3) -> int:
     """Until the paper's accuracy, on the real rows there are."""
     problem, _, target = PAPER[net]
-    train, test = load(problem, folder, cache)
+    data = load(problem, folder)
     counts = []
     for seed in range(seeds):
         torch.manual_seed(seed)
         trained = net_of([int(width) for width in net.split("-")])
         stop = Target(target, "test_accuracy")
-        options: dict[str, Any] = {"max_sweeps": 100, "evaluate": test, "stop": stop, "seed": seed, "sinks": ()}
-        history = torch_admm.fit(trained, train, TRAINED[case](), **options).history
+        options: dict[str, Any] = {"max_sweeps": 100, "evaluate": data.test, "stop": stop, "seed": seed, "sinks": ()}
+        history = torch_admm.fit(trained, data.train, TRAINED[case](), **options).history
         counts.append(int(history[-1]["sweep"]))
     return int(statistics.median(counts))
 
@@ -260,8 +260,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--latency", type=float, default=2e-6, help="of the given network, in seconds")
     parser.add_argument("--bandwidth", type=float, default=8e9, help="of the given network, in bytes a second")
-    parser.add_argument("--data-dir", type=Path, required=True)
-    parser.add_argument("--cache-dir", type=Path)
+    parser.add_argument("--data-dir", type=Path, required=True, help="of the prepared files")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--plot", type=Path)
     args = parser.parse_args()
@@ -271,7 +270,7 @@ def main() -> None:
     if args.out is not None and args.out.exists():
         found = json.loads(args.out.read_text(encoding="utf-8"))
     for net in args.nets:
-        needed = {case: sweeps_needed(net, case, args.data_dir, args.cache_dir) for case in CASES}
+        needed = {case: sweeps_needed(net, case, args.data_dir) for case in CASES}
         found["nets"][net] = simulate(net, measure(net, args.repeats), given, needed)
         report(net, found["nets"][net])
     found |= {"machine": about(), "given_network": vars(given)}

@@ -13,13 +13,13 @@ from .anchored import AnchoredADMM
 from .arguments import choice, fraction, positive_int
 from .checkpoint import Checkpoints
 from .comm import current
-from .data import has_floating_targets, rows_of
+from .data import AbstractRows, has_floating_targets, rows_of
 from .errors import CheckpointError
 from .identity import identity, settings_of
 from .judge import Judge
 from .method import AbstractMethod
 from .precision import in_double
-from .problem import from_module
+from .problem import Problem, from_module
 from .record import AbstractSink, Clock, ProgressBar, Row
 from .run import Run, conditions
 from .stop import AbstractStop, Outcome
@@ -102,25 +102,17 @@ def fit(
         max_sweeps = positive_int("max_sweeps", max_sweeps)
         every = positive_int("evaluate_every", evaluate_every)
         seed = positive_int("seed", seed, least=0)
-        if batch_size is not None:
-            batch_size = positive_int("batch_size", batch_size)
+        batch_size = None if batch_size is None else positive_int("batch_size", batch_size)
         stops = _several("stop", stop, AbstractStop)
         outlets = _several("sinks", ProgressBar() if sinks is None else sinks, AbstractSink)
         keep, save_every = positive_int("keep", keep), positive_int("checkpoint_every", checkpoint_every)
-        choice("resume", resume, (False, True, "auto"))
-        if resume and checkpoint is None:
+        if choice("resume", resume, (False, True, "auto")) and checkpoint is None:
             raise ValueError(f"resume is {resume!r}, but there is no checkpoint; name its folder")
-        method = _default_method(model, data) if method is None else method
-        if not isinstance(method, AbstractMethod):
-            raise ValueError(f"method is {method!r}; an AbstractMethod such as BregmanADMM(loss) is expected")
+        method = _checked_method(_default_method(model, data) if method is None else method)
         problem = from_module(model, method.loss)
-        rows = rows_of(data, problem)
-        if batch_size is not None and rows.batch_size not in (None, batch_size):
-            said = f"the batches of the DataLoader have {rows.batch_size} rows"
-            raise ValueError(f"batch_size is {batch_size}, but {said}")
-        rows, held = (rows, None) if validation is None else rows.parted(_part(validation, rows.count), seed)
-        needed = comm.size > 1 or checkpoint is not None
-        about = identity(problem, method, rows, batch_size, seed) if needed else {}
+        rows, held = _rows(data, problem, batch_size, validation, seed)
+        compared = comm.size > 1 or checkpoint is not None  # with other ranks, or with the run that was saved
+        about = identity(problem, method, rows, batch_size, seed) if compared else {}
         rows = rows.part(comm.rank, comm.size)
         judge = Judge(problem, rows, held, evaluate, monitor, comm)
     if comm.size > 1:
@@ -160,11 +152,28 @@ def _take_up(run: Run, checkpoints: Checkpoints, resume: bool | str) -> None:
         raise CheckpointError(f"{checkpoints.folder} has no checkpoint to go on from")
 
 
+def _checked_method(method: Any) -> AbstractMethod:
+    if not isinstance(method, AbstractMethod):
+        raise ValueError(f"method is {method!r}; an AbstractMethod such as BregmanADMM(loss) is expected")
+    return method
+
+
 def _default_method(model: nn.Module, data: Any) -> AbstractMethod:
     """Floating targets: squared error. Classes: logistic loss for one output, cross-entropy for several."""
     if has_floating_targets(data):
         return AnchoredADMM("squared")
     return AnchoredADMM("logistic" if from_module(model, "squared").outputs == 1 else "cross_entropy")
+
+
+def _rows(
+    data: Any, problem: Problem, batch_size: int | None, validation: float | None, seed: int
+) -> tuple[AbstractRows, AbstractRows | None]:
+    """Those to train on, of all ranks, and those kept out for validation."""
+    rows = rows_of(data, problem)
+    if batch_size is not None and rows.batch_size not in (None, batch_size):
+        said = f"the batches of the DataLoader have {rows.batch_size} rows"
+        raise ValueError(f"batch_size is {batch_size}, but {said}")
+    return (rows, None) if validation is None else rows.parted(_part(validation, rows.count), seed)
 
 
 def _part(validation: Any, count: int) -> int:

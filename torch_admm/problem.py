@@ -129,12 +129,7 @@ def _split(leaves: list[tuple[str, nn.Module]]) -> list[Layer]:
             if not layers:
                 _refuse(where, part, "no linear layer comes before it", "apply it to the data instead")
             if pending:
-                _refuse(
-                    where,
-                    part,
-                    f"it follows another activation ({pending[0]})",
-                    "put an nn.Linear between them",
-                )
+                _refuse(where, part, f"it follows another activation ({pending[0]})", "put an nn.Linear between them")
             pending = where, part, activation
         else:
             _refuse(where, part, *reason_of(part))
