@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from torch_admm import AbstractMethod, Problem, from_module, loss_of
-from torch_admm.comm import pack, unpack
 from torch_admm.data import AbstractRows
 from torch_admm.problem import Weights
 
@@ -76,7 +75,7 @@ class AbstractGradientMethod(AbstractMethod):
         parts = [self._sums(chunks) for chunks in pieces]
         total = parts[0]
         if not self.comm.alone:
-            total = unpack(self.comm.total([pack(part, dtype) for part in parts]), total)
+            total = self.comm.totals_later(parts, dtype).wait()
         *gradients, numbers = total
         loss, count = numbers.tolist()
         torch._foreach_div_(gradients, count)

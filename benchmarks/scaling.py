@@ -59,10 +59,13 @@ class Apart(AbstractComm):
     def __init__(self, size: int) -> None:
         self.size = size
 
-    def sum_later(self, values: Tensor) -> Pending:
+    def sum_later(self, values: Tensor) -> Pending[Tensor]:
         return Pending(lambda: values)
 
-    def gather_later(self, values: Tensor) -> Pending:
+    def sums_later(self, tensors: Sequence[Tensor], dtype: torch.dtype) -> Pending[list[Tensor]]:
+        return Pending(lambda: list(tensors))
+
+    def gather_later(self, values: Tensor) -> Pending[Tensor]:
         return Pending(lambda: values.expand(self.size, *values.shape))
 
     def largest(self, *values: int) -> list[int]:

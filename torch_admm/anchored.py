@@ -13,7 +13,6 @@ from torch.linalg import vector_norm
 from .activations import GOLDEN
 from .arguments import choice, fraction, non_negative, positive, positive_int
 from .bound import BoundADMM
-from .comm import pack, unpack
 from .data import AbstractRows, Ahead
 from .losses import loss_of
 from .method import AbstractMethod
@@ -213,9 +212,9 @@ class AnchoredADMM(AbstractMethod):
         total = parts[0]
         if not self.comm.alone:
             dtype = torch.float64 if look else parts[0][0].dtype
-            pending = self.comm.total_later([pack(part, dtype) for part in parts])
+            pending = self.comm.totals_later(parts, dtype)
             meanwhile()
-            total = unpack(pending.wait(), parts[0])
+            total = pending.wait()
         R = {l: R_l.to(self.W[l].dtype) for l, R_l in zip(self.W, total, strict=False)}
         return R, total[len(R) :]
 

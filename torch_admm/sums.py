@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from . import steps
-from .comm import AbstractComm, Pending, pack, unpack
+from .comm import AbstractComm, Pending
 from .data import AbstractRows, take
 from .data.shards import share
 from .gram import Factor, Gram
@@ -48,8 +48,7 @@ class Sums:
         """`W` gives shape, dtype and device; all `rows` are added before each solve."""
         self.linear, self.like, self.ridge, self.factor = linear, W, ridge, factor
         self.rows, self.comm = rows, comm
-        self.pending: Pending | None = None
-        self.sent: list[Tensor] = []
+        self.pending: Pending[list[Tensor]] | None = None
         self.products = torch.float64 if rows.total < FLOAT32_ROWS else W.dtype
         spare = self.products != W.dtype  # float64 sums for float32 weights may be as long as they like
         self.at_once = None if spare else summed_at_once(rows.total)
@@ -66,9 +65,7 @@ class Sums:
         """Start to add up what all ranks have; no rows are added after that."""
         if not self.comm.alone:
             parts = [[R, *self._packed(part)] for part, R in enumerate(self.R)]
-            self.sent = parts[0]
-            packed = [pack(part, torch.float64) for part in parts]
-            self.pending = self.comm.total_later(packed)
+            self.pending = self.comm.totals_later(parts, torch.float64)
 
     def solve(self) -> Tensor:
         """argmin_W sum ||z - W [a, 1]||^2 over the rows that all ranks have added and sent."""
@@ -94,7 +91,7 @@ class Sums:
         if self.comm.alone:
             return self.grams[0], self.R[0]
         assert self.pending is not None, "send comes first"
-        R, *sums = unpack(self.pending.wait(), self.sent)
+        R, *sums = self.pending.wait()
         if self.factor is None:
             self.grams[0].unpack(sums, self.rows.total)
         return self.grams[0], R
@@ -115,8 +112,7 @@ def merged(grams: list[Gram], rows: AbstractRows, comm: AbstractComm) -> Gram:
     """One Gram of all rows, from those of the pieces here."""
     if not comm.alone:
         parts = [gram.packed(first, rows.total) for gram, first in zip(grams, comm.starts(rows), strict=True)]
-        total = comm.total([pack(part, torch.float64) for part in parts])
-        grams[0].unpack(unpack(total, parts[0]), rows.total)
+        grams[0].unpack(comm.totals_later(parts, torch.float64).wait(), rows.total)
     return grams[0]
 
 

@@ -7,7 +7,7 @@ Every rank calls `fit` with the same model and the same data; each works on its 
 sums cross.
 """
 
-from .base import AbstractComm, Pending, Solo, pack, unpack
+from .base import AbstractComm, Pending, Solo
 from .group import Group
 from .launch import Launch, launched
 from .start import BACKENDS, current, start
@@ -21,7 +21,5 @@ __all__ = [
     "Solo",
     "current",
     "launched",
-    "pack",
     "start",
-    "unpack",
 ]

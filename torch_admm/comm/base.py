@@ -6,7 +6,7 @@ import abc
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, final
+from typing import Any, Generic, TypeVar, final
 
 import torch
 from torch import Tensor
@@ -17,19 +17,21 @@ from .tree import Branch, branches, stretches, tree_sum
 
 __all__ = ["AbstractComm", "Pending", "Solo", "pack", "unpack"]
 
+Result = TypeVar("Result")
+
 ALIGNMENT = 64  # bytes: products of rows that start elsewhere may round otherwise
 
 
 @final
-class Pending:
+class Pending(Generic[Result]):
     """A result that is on its way; local work can go on meanwhile."""
 
-    def __init__(self, finish: Callable[[], Tensor]) -> None:
+    def __init__(self, finish: Callable[[], Result]) -> None:
         """`finish` waits for it."""
-        self._finish: Callable[[], Tensor] | None = finish
-        self._result: Tensor | None = None
+        self._finish: Callable[[], Result] | None = finish
+        self._result: Result | None = None
 
-    def wait(self) -> Tensor:
+    def wait(self) -> Result:
         """The result, the same on all ranks; asking twice is fine."""
         if self._finish is not None:
             finish, self._finish = self._finish, None
@@ -51,11 +53,11 @@ class AbstractComm(abc.ABC):
     bytes_sent: int = 0  # handed over for others, whatever way a backend then sends it
 
     @abc.abstractmethod
-    def sum_later(self, values: Tensor) -> Pending:
+    def sum_later(self, values: Tensor) -> Pending[Tensor]:
         """Start to add up the values of all ranks, in place."""
 
     @abc.abstractmethod
-    def gather_later(self, values: Tensor) -> Pending:
+    def gather_later(self, values: Tensor) -> Pending[Tensor]:
         """Start to collect the values of all ranks, of one shape; the result has one more dimension in front."""
 
     @abc.abstractmethod
@@ -141,7 +143,7 @@ class AbstractComm(abc.ABC):
         """The sum over all pieces of all ranks; `parts` has one tensor a piece, and may be used up."""
         return self.total_later(parts).wait()
 
-    def total_later(self, parts: Sequence[Tensor]) -> Pending:
+    def total_later(self, parts: Sequence[Tensor]) -> Pending[Tensor]:
         """As `total`, but only start it."""
         if not self.deterministic:
             return self.sum_later(parts[0])
@@ -161,6 +163,18 @@ class AbstractComm(abc.ABC):
 
         return Pending(finish)
 
+    def totals_later(self, parts: Sequence[Sequence[Tensor]], dtype: torch.dtype) -> Pending[list[Tensor]]:
+        """As `total_later`, of several tensors a piece, which cross in one buffer as numbers of `dtype`."""
+        if not self.deterministic:
+            return self.sums_later(parts[0], dtype)
+        pending, like = self.total_later([pack(part, dtype) for part in parts]), parts[0]
+        return Pending(lambda: unpack(pending.wait(), like))
+
+    def sums_later(self, tensors: Sequence[Tensor], dtype: torch.dtype) -> Pending[list[Tensor]]:
+        """Start to add up several tensors over all ranks, in one buffer of `dtype`."""
+        pending = self.sum_later(pack(tensors, dtype))
+        return Pending(lambda: unpack(pending.wait(), tensors))
+
     def collect(self, parts: Sequence[Tensor]) -> list[Tensor]:
         """The parts of all pieces of all ranks, in order; for small ones."""
         counts = self._counts(len(parts)) if self.deterministic else [1] * self.size
@@ -173,7 +187,7 @@ class AbstractComm(abc.ABC):
         place.narrow(0, rows.first, len(values)).copy_(values)
         return self.sum_(place)
 
-    def _padded_later(self, parts: Sequence[Tensor], most: int) -> Pending:
+    def _padded_later(self, parts: Sequence[Tensor], most: int) -> Pending[Tensor]:
         sent = torch.stack(list(parts))
         if len(parts) < most:
             sent = torch.cat([sent, sent.new_zeros(most - len(parts), *sent.shape[1:])])
@@ -199,10 +213,10 @@ class Solo(AbstractComm):
     def __init__(self, *, deterministic: bool = False) -> None:
         self.deterministic = deterministic
 
-    def sum_later(self, values: Tensor) -> Pending:
+    def sum_later(self, values: Tensor) -> Pending[Tensor]:
         return Pending(lambda: values)
 
-    def gather_later(self, values: Tensor) -> Pending:
+    def gather_later(self, values: Tensor) -> Pending[Tensor]:
         return Pending(lambda: values.unsqueeze(0))
 
     def largest(self, *values: int) -> list[int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from threading import Thread
 from typing import Any, final
@@ -59,11 +59,19 @@ class Group(AbstractComm):
         only_gpu = dist.get_backend() == "nccl"
         self.device = torch.device("cuda", torch.cuda.current_device()) if only_gpu else torch.device("cpu")
 
-    def sum_later(self, values: Tensor) -> Pending:
+    def sum_later(self, values: Tensor) -> Pending[Tensor]:
         values = values.contiguous()
         return self._later(values, lambda way: way.sum(values), values)
 
-    def gather_later(self, values: Tensor) -> Pending:
+    def sums_later(self, tensors: Sequence[Tensor], dtype: torch.dtype) -> Pending[list[Tensor]]:
+        size, near = sum(t.numel() for t in tensors) * dtype.itemsize, self.near
+        if near is None or not near.takes(tensors[0].device, size):
+            return super().sums_later(tensors, dtype)
+        self.bytes_sent += size
+        work = [self._tried(lambda: near.sums(tensors, dtype))]
+        return Pending(lambda: self._tried(lambda: work.pop().wait()))
+
+    def gather_later(self, values: Tensor) -> Pending[Tensor]:
         values = values.contiguous().to(self.device if values.device.type == "cpu" else values.device)
         came = values.new_empty(self.size, *values.shape)
         return self._later(values, lambda way: way.gather(values, came), came)
@@ -76,9 +84,10 @@ class Group(AbstractComm):
     def from_first_(self, values: Tensor) -> Tensor:
         return self._later(values, lambda way: way.from_first(values), values).wait()
 
-    def _later(self, sent: Tensor, start: Callable[[Way], Any], result: Tensor) -> Pending:
-        self.bytes_sent += sent.numel() * sent.element_size()
-        way = self.near if self.near is not None and self.near.takes(sent) else _Torch()
+    def _later(self, sent: Tensor, start: Callable[[Way], Any], result: Tensor) -> Pending[Tensor]:
+        size = sent.numel() * sent.element_size()
+        self.bytes_sent += size
+        way = self.near if self.near is not None and self.near.takes(sent.device, size) else _Torch()
         work = [self._tried(lambda: start(way))]
 
         def finish() -> Tensor:

@@ -22,16 +22,17 @@ from contextlib import ExitStack, suppress
 from functools import lru_cache, reduce
 from itertools import pairwise
 from pathlib import Path
-from typing import NamedTuple, final
+from typing import NamedTuple, TypeVar, final
 
 import torch
 from torch import Tensor
 
-from .base import AbstractComm, Pending
+from .base import AbstractComm, Pending, unpack
 
 __all__ = ["ROOM", "Near", "meet"]
 
-SLOTS = 4  # exchanges that may be under way at once
+SLOTS = 3  # exchanges that may be under way at once
+RING = 2 * SLOTS  # places for them, used in turn: whoever starts one has read what was RING - SLOTS places before
 ROOM = 8 << 20  # bytes of an exchange; memory that was never written to takes none
 STRIPED = 1 << 16  # bytes from which on each rank adds up a part, and reads the other parts
 SPIN = 0.01  # seconds: asked again at once, if each rank has a core: to be woken up takes longer than most exchanges
@@ -39,9 +40,10 @@ HEADER = struct.Struct("<q")  # bytes that follow
 ALIGNED = 64  # bytes: where these start
 SLOT = ALIGNED + ROOM
 
-WRITTEN, ADDED, READ = b"w", b"a", b"r"
+WRITTEN, ADDED = b"w", b"a"
 
-Combine = Callable[[Sequence[Tensor]], None]
+Shapes = tuple[torch.Size, ...]
+Result = TypeVar("Result")
 
 
 class Slots(NamedTuple):
@@ -49,7 +51,11 @@ class Slots(NamedTuple):
 
     start: int
     size: int  # bytes
-    values: list[Tensor]
+    values: list[Tensor]  # by rank, all in one vector
+    parts: list[list[Tensor]]  # by rank, the same in the shapes it has
+
+
+Combine = Callable[[Slots], None]
 
 
 @final
@@ -61,54 +67,60 @@ class Near:
         self.rank, self.size, self.links, self.seconds = rank, len(memories), links, seconds
         self.memories = memories
         self.spin = SPIN if self.size <= len(os.sched_getaffinity(0)) else 0.0
-        self.heard = {what: dict.fromkeys(links, 0) for what in (WRITTEN, ADDED, READ)}
+        self.heard = {what: dict.fromkeys(links, 0) for what in (WRITTEN, ADDED)}
         self.started = self.added = self.finished = 0
         self.under_way: deque[tuple[Slots, Combine]] = deque()
         self._slots = lru_cache(maxsize=64)(self._cut)  # the same few sizes come again and again
 
-    def takes(self, values: Tensor) -> bool:
-        """Is it small enough, and here?"""
-        return values.device.type == "cpu" and 0 < values.numel() * values.element_size() <= ROOM
+    def takes(self, device: torch.device, size: int) -> bool:
+        """Are so many bytes few enough, and here?"""
+        return device.type == "cpu" and 0 < size <= ROOM
 
-    def sum(self, values: Tensor) -> Pending:
+    def sum(self, values: Tensor) -> Pending[Tensor]:
         """Add up the values of all ranks: in the order of ranks, so that all get the same bits."""
         flat = values.view(-1)
-        if self.size > 2 and flat.numel() * flat.element_size() >= STRIPED:
-            return self._start(flat, lambda theirs: self._by_stripes(theirs, flat))
-        return self._start(flat, lambda theirs: _add(theirs, flat))
+        return self._start([flat], flat.dtype, lambda slots: self._add(slots, flat), values)
 
-    def largest(self, values: Tensor) -> Pending:
-        flat = values.view(-1)
-        return self._start(flat, lambda theirs: _copy(reduce(torch.maximum, theirs), flat))
+    def sums(self, tensors: Sequence[Tensor], dtype: torch.dtype) -> Pending[list[Tensor]]:
+        """The same of several tensors, as numbers of `dtype`; they are written to and read from where they cross."""
+        found: list[Tensor] = []
+        return self._start(tensors, dtype, lambda slots: found.extend(self._added(slots, tensors)), found)
 
-    def from_first(self, values: Tensor) -> Pending:
+    def largest(self, values: Tensor) -> Pending[Tensor]:
         flat = values.view(-1)
-        return self._start(flat, lambda theirs: _copy(theirs[0], flat))
+        return self._start([flat], flat.dtype, lambda slots: _copy(reduce(torch.maximum, slots.values), flat), values)
 
-    def gather(self, values: Tensor, came: Tensor) -> Pending:
+    def from_first(self, values: Tensor) -> Pending[Tensor]:
         flat = values.view(-1)
-        return self._start(flat, lambda theirs: _copy(torch.stack(list(theirs)), came.view(self.size, -1)))
+        return self._start([flat], flat.dtype, lambda slots: _copy(slots.values[0], flat), values)
+
+    def gather(self, values: Tensor, came: Tensor) -> Pending[Tensor]:
+        flat, lines = values.view(-1), came.view(self.size, -1)
+        return self._start([flat], flat.dtype, lambda slots: _copy(torch.stack(slots.values), lines), came)
 
     def close(self) -> None:
         """The others hear of it at once."""
         for link in self.links.values():
             link.close()
 
-    def _start(self, values: Tensor, combine: Combine) -> Pending:
+    def _start(
+        self, tensors: Sequence[Tensor], dtype: torch.dtype, combine: Combine, result: Result
+    ) -> Pending[Result]:
         """Write what is here; the rest happens when somebody waits for it, in the order of the starts."""
         number = self.started
         self._finish(number - SLOTS)
-        self._wait(READ, number - SLOTS + 1)
-        slots = self._slots(number % SLOTS, values.numel(), values.dtype)
-        slots.values[self.rank].copy_(values)
+        self._wait(WRITTEN, number - RING + SLOTS + 1)  # so nobody reads any more what was in this place
+        slots = self._slots(number % RING, tuple(t.shape for t in tensors), dtype)
+        for place, values in zip(slots.parts[self.rank], tensors, strict=True):
+            place.copy_(values)
         HEADER.pack_into(self.memories[self.rank], slots.start, slots.size)
         self.started += 1
         self.under_way.append((slots, combine))
         self._tell(WRITTEN)
 
-        def finish() -> Tensor:
+        def finish() -> Result:
             self._finish(number)
-            return values
+            return result
 
         return Pending(finish)
 
@@ -121,14 +133,27 @@ class Near:
                 (came,) = HEADER.unpack_from(memory, slots.start)
                 if came != slots.size:
                     raise RuntimeError(f"rank {rank} sent {came} bytes, rank {self.rank} {slots.size}")
-            combine(slots.values)
+            combine(slots)
             self.finished += 1
-            self._tell(READ)
 
-    def _cut(self, slot: int, count: int, dtype: torch.dtype) -> Slots:
-        start = slot * SLOT
-        values = [torch.frombuffer(m, dtype=dtype, count=count, offset=start + ALIGNED) for m in self.memories]
-        return Slots(start, count * dtype.itemsize, values)
+    def _cut(self, slot: int, shapes: Shapes, dtype: torch.dtype) -> Slots:
+        start, counts = slot * SLOT, [shape.numel() for shape in shapes]
+        size = sum(counts)
+        values = [torch.frombuffer(m, dtype=dtype, count=size, offset=start + ALIGNED) for m in self.memories]
+        parts = [[part.view(shape) for part, shape in zip(v.split(counts), shapes, strict=True)] for v in values]
+        return Slots(start, size * dtype.itemsize, values, parts)
+
+    def _add(self, slots: Slots, out: Tensor) -> None:
+        if self.size > 2 and slots.size >= STRIPED:
+            self._by_stripes(slots.values, out)
+        else:
+            _add(slots.values, out)
+
+    def _added(self, slots: Slots, like: Sequence[Tensor]) -> list[Tensor]:
+        if self.size > 2 and slots.size >= STRIPED:
+            self._by_stripes(slots.values, total := torch.empty_like(slots.values[0]))
+            return unpack(total, like)
+        return [reduce(torch.add, theirs).to(t.dtype) for *theirs, t in zip(*slots.parts, like, strict=True)]
 
     def _by_stripes(self, theirs: Sequence[Tensor], values: Tensor) -> None:
         """Each rank adds up its part of the values, where nobody else looks, and then reads the others' parts."""
@@ -227,14 +252,14 @@ def _linked(comm: AbstractComm, door: socket.socket, place: Path, seconds: float
     links: dict[int, socket.socket] = {}
     memory = os.memfd_create("torch_admm")
     try:
-        os.ftruncate(memory, SLOTS * SLOT)
-        memories = {comm.rank: mmap.mmap(memory, SLOTS * SLOT)}
+        os.ftruncate(memory, RING * SLOT)
+        memories = {comm.rank: mmap.mmap(memory, RING * SLOT)}
         for number in range(comm.size - 1):
             link = _dialled(place / str(number)) if number < comm.rank else _answered(door, seconds)
             socket.send_fds(link, [HEADER.pack(comm.rank)], [memory])
             told, (theirs,), _, _ = socket.recv_fds(link, HEADER.size, 1)
             (rank,) = HEADER.unpack(told)
-            links[rank], memories[rank] = link, mmap.mmap(theirs, SLOTS * SLOT)
+            links[rank], memories[rank] = link, mmap.mmap(theirs, RING * SLOT)
             os.close(theirs)
             link.setblocking(False)
     except (OSError, ValueError):
