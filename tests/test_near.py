@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,47 @@ def test_sums_are_exact_and_the_same_on_all_ranks(size: int) -> None:
         assert said["several"] == [float(size * i) for i in reversed(range(2 * near.SLOTS + 1))]
         assert said["beyond"] == [float(size)]
         assert (said["nothing"], said["shape"]) == (0, (size, 2, 3))
+
+
+def _parts(rank: int, rows: int) -> list[torch.Tensor]:
+    return [_mine(rank, 15).view(3, 5).T, _mine(rank + 9, rows).double(), _mine(rank, 1).squeeze()]
+
+
+def _several(ranks: AbstractComm, rows: int) -> tuple[list[Any], int]:
+    before = ranks.bytes_sent
+    pending = ranks.sums_later(_parts(ranks.rank, rows), torch.float64)
+    return [t.numpy() for t in (*pending.wait(), *pending.wait())], ranks.bytes_sent - before
+
+
+@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("rows", [7, LARGE])
+def test_several_tensors_cross_at_once(size: int, rows: int) -> None:
+    first, *others = (_parts(rank, rows) for rank in range(size))
+    for part in others:
+        first = [(a.double() + b.double()) for a, b in zip(first, part, strict=True)]
+    expected = [t.to(like.dtype) for t, like in zip(first, _parts(0, rows), strict=True)]
+    for sums, sent in on_ranks(size, in_group, _several, rows):
+        assert sent == 8 * (15 + rows + 1)
+        for got, wanted in zip(map(torch.as_tensor, sums), expected * 2, strict=True):
+            assert (got.dtype, got.shape) == (wanted.dtype, wanted.shape)
+            assert torch.equal(got, wanted)
+
+
+def _slowly(ranks: AbstractComm, slow: int) -> list[float]:
+    found, pending = [], []
+    for i in range(3 * near.RING):
+        pending.append(ranks.sum_later(torch.full((100,), float(i))))
+        if ranks.rank == slow:
+            time.sleep(0.005)
+        if ranks.rank == slow or i % 5 == 4:
+            found += [p.wait().sum().item() for p in pending]
+            pending.clear()
+    return found + [p.wait().sum().item() for p in pending]
+
+
+@pytest.mark.parametrize("slow", [0, 1])
+def test_nobody_overwrites_what_a_slower_rank_has_not_read(slow: int) -> None:
+    assert on_ranks(2, in_group, _slowly, slow) == [[200.0 * i for i in range(3 * near.RING)]] * 2
 
 
 def _by(backend: str, folder: Path | None = None) -> str:
