@@ -102,6 +102,26 @@ def test_bound_state() -> None:
     assert all(torch.equal(a, b) for a, b in zip(models[0].parameters(), models[2].parameters(), strict=True))
 
 
+def test_a_state_of_something_else() -> None:
+    opt = AnchoredADMM("cross_entropy").bind(net(4, 10, 3))
+    with pytest.raises(ValueError, match=r"state has no 'usual'; one that BoundADMM\.state_dict\(\) gave is expected"):
+        opt.load_state_dict(opt.method.state_dict())
+
+
+def test_a_short_batch_steps_as_far_as_a_usual_one() -> None:
+    """Lengths are made for the rows of most batches; the last one of an epoch has less to say, not less to do."""
+    x, y = blobs(2048, 4, 3)
+    method = AnchoredADMM("cross_entropy", average=False)
+    opt = method.bind(net(4, 10, 3))
+    opt.step(x, y)
+    before, length = {l: W.clone() for l, W in method.W.items()}, method._length(2048)
+    opt.step(x[:64], y[:64])
+    assert length > method._length(64)
+    for l, W in method.W.items():
+        size = max(float(before[l].norm()), float(method.norm[l]))
+        assert float((W - before[l]).norm()) == pytest.approx(length * size, rel=1e-3)
+
+
 def test_a_state_in_memory_stays_as_it_was() -> None:
     """What state_dict gave is not changed by later steps, so going back to it goes back."""
     model = net(4, 10, 3)

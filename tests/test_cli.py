@@ -201,10 +201,26 @@ def test_train_in_other_ways(
         assert text in out
 
 
+def test_seed_and_activation_decide_what_is_trained(
+    capsys: pytest.CaptureFixture[str], folder: Path, tmp_path: Path
+) -> None:
+    def trained(*options: Any) -> bytes:
+        words = ["train", "--data", "synthetic", "--data-dir", folder, "--net", 8, "--epochs", 1, "--threads", 1]
+        assert run(capsys, *words, *options, "--save", tmp_path / "model.pt")[0] == 0
+        weights = torch.load(tmp_path / "model.pt", weights_only=True)
+        return b"".join(value.numpy().tobytes() for value in weights.values())
+
+    torch.manual_seed(1)  # what was drawn before has no part in it
+    first = trained()
+    assert trained() == trained("--seed", 0) == trained("--activation", "relu") == first
+    assert len({first, trained("--seed", 1), trained("--activation", "tanh")}) == 3
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         (["--net", "30-300-1"], "--net is 30-300-1, but the data have 28 features and need 1 outputs"),
+        (["--net", "28-300-2"], "--net is 28-300-2, but the data have 28 features and need 1 outputs"),
         (["--net", "a"], "--net is 'a'; hidden widths such as 300 or 100,50, or all, 28-300-1"),
         (["--net", "5,0"], "--net is '5,0'; hidden widths"),
         (["--loss", "cubic"], "unknown loss 'cubic'; known: "),

@@ -138,14 +138,16 @@ def _disagree(ranks: AbstractComm) -> list[str]:
         with pytest.raises(RankError) as caught:
             ranks.same(what)
         messages.append(str(caught.value))
-    with pytest.raises(ValueError, match="no such file") as failure, ranks.together():
-        _fail_on(ranks.rank == 1)
-    return [*messages, str(failure.value)]
+    for said in ("no such file", ""):
+        with pytest.raises(ValueError, match=said) as failure, ranks.together():
+            _fail_on(ranks.rank == 1, said)
+        messages.append(str(failure.value))
+    return messages
 
 
-def _fail_on(culprit: bool) -> None:
+def _fail_on(culprit: bool, said: str) -> None:
     if culprit:
-        raise ValueError("no such file")
+        raise ValueError(said)
 
 
 def _tree(ranks: AbstractComm) -> tuple[bytes, int]:
@@ -181,12 +183,13 @@ def _check(said: dict[str, Any], rank: int, size: int) -> None:
     assert said["texts"] == ["é" * n for n in numbers]
     assert said["first"] == [5.0, 5.0]
     assert said["tree"] == _tree(Solo(deterministic=True))[0]
-    *differ, failed = said["disagree"]
+    *differ, failed, nameless = said["disagree"]
     assert differ == [
         "ranks differ in batch_size: 512 on rank 0, 256 on rank 1",
         "ranks differ in x: None on rank 0, 1 on rank 1",
     ]
     assert failed == ("no such file" if rank == 1 else "rank 1: no such file")
+    assert nameless == ("" if rank == 1 else "rank 1: ValueError")
 
 
 @pytest.mark.parametrize("kind", ["MPICH", "Open MPI"])

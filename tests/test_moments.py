@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from tests.helpers import rng
-from torch_admm.moments import FULL, LEADING, SLOWEST, AbstractMoment, FullMoment, LeadingMoment, moment
+from torch_admm.moments import FULL, LEADING, SLOWEST, AbstractMoment, FullMoment, LeadingMoment, looked_at, moment
 
 F64 = torch.float64
 RHO = 0.7
@@ -231,3 +231,23 @@ def test_a_state_is_copied(columns: int) -> None:
     D = rows(4, columns, 9)
     again = refreshed(moment(columns, RHO, v), v)
     assert torch.equal(second.right(D.clone()), again.right(D.clone()))
+
+
+@pytest.mark.parametrize(
+    ("counts", "rows", "expected"),
+    [
+        ([100], 100, [*range(100)]),  # few rows: all of them
+        ([512], 512, [*range(128)]),
+        ([2048], 2048, [*range(512)]),  # many: a quarter
+        ([12, 8], 1024, [0, 1, 2, 12, 13]),  # the same share of each shard
+        ([1, 0, 2], 4096, [0, 1]),  # but at least one row
+    ],
+)
+def test_which_rows_of_a_batch_are_looked_at(counts: list[int], rows: int, expected: list[int]) -> None:
+    index = looked_at(counts, rows, torch.device("cpu"))
+    assert index is not None
+    assert index.tolist() == expected
+
+
+def test_rows_without_counts_are_all_looked_at() -> None:
+    assert looked_at(None, 512, torch.device("cpu")) is None

@@ -198,6 +198,15 @@ def test_a_part_of_a_validation_split(rows_like: Callable[[int], AbstractRows]) 
     assert joined([kept.part(rank, 5) for rank in range(5)], 100) == alone
 
 
+def test_rows_are_held_out_at_other_places_of_every_chunk(tmp_path: Path) -> None:
+    """A file of 32 rows a chunk, half of them held out: data with a period of 32 rows must not notice."""
+    _, held = rows_of(file_of(tmp_path, 320), PROBLEM).parted(160, seed=5)
+    out = [i for chunk in held.chunks(50) for i in numbers(chunk.x, chunk.y)]
+    places = {tuple(i % 32 for i in out if i // 32 == chunk) for chunk in range(10)}
+    assert len(places) == 10
+    assert {len(some) for some in places} == {16}
+
+
 def test_a_stretch_is_data_of_its_own(rows_like: Callable[[int], AbstractRows]) -> None:
     part = rows_like(997).part(1, 2).stretch(slice(10, 60))
     assert (part.count, part.total, part.first) == (50, 50, 997 * 12 // 24 + 10)
@@ -219,6 +228,20 @@ def test_a_loader_as_it_is_and_in_parts() -> None:
     assert epoch_of(mixed, 7) != epoch_of(mixed, 7)
     with pytest.raises(AssertionError, match="the batches of a loader are its own"):
         mixed.batch_counts(7, 0, 0)
+
+
+def test_a_part_of_a_loader_collates_as_the_loader_does() -> None:
+    """Items that only the user's own function can put together."""
+
+    def collate(items: list[tuple[Tensor, int]]) -> tuple[Tensor, Tensor]:
+        return torch.stack([-x for x, _ in items]), torch.tensor([y for _, y in items])
+
+    rows = rows_of(DataLoader(Items(50), 10, collate_fn=collate), PROBLEM)
+    whole = torch.cat([x for x, _ in rows.batches(10, 0, 0)])
+    assert torch.equal(whole, -numbered(50)[0])
+    assert torch.equal(torch.cat([chunk.x for chunk in rows.chunks(7)]), whole)
+    parts = [rows.part(rank, 2) for rank in range(2)]
+    assert torch.equal(torch.cat([chunk.x for part in parts for chunk in part.chunks(7)]), whole)
 
 
 # --- the plan

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from tests.helpers import net, rng, started
+from tests.ranks import in_group, on_ranks
 from torch_admm import AnchoredADMM, fit, from_module
-from torch_admm.comm import Solo
+from torch_admm.comm import AbstractComm, Solo
 from torch_admm.data import Rows, rows_of
 from torch_admm.gram import with_ones
 from torch_admm.scaling import REACH, Scaling, measured
@@ -74,9 +75,7 @@ def test_x_is_not_written_to() -> None:
 
 def test_no_value_ends_up_far_out() -> None:
     """A column that is almost always the same would be blown up by its spread."""
-    x = raw(5000, F64)
-    x[:, 0] = 3.0
-    x[17, 0] = 4.0
+    x = _almost_constant()
     u = wanted(x)(x)
     assert float(u.abs().max()) <= REACH * (1 + 1e-9)
     assert float(u[17, 0]) == pytest.approx(REACH)
@@ -99,6 +98,32 @@ def test_many_rows_are_looked_at_in_stretches() -> None:
     u = wanted(x)(x)
     assert abs(float(u.mean())) < 0.05
     assert float(u.std()) == pytest.approx(1.0, abs=0.05)
+
+
+@pytest.mark.parametrize("where", [slice(0, 1000), slice(-1000, None)])
+def test_the_first_and_the_last_rows_are_looked_at(where: slice) -> None:
+    x = torch.zeros(200_000, 1)
+    x[where] = 50.0
+    assert float(wanted(x)(x).abs().max()) <= REACH
+
+
+def _almost_constant() -> Tensor:
+    x = raw(5000, F64)
+    x[:, 0] = 3.0
+    x[17, 0] = 4.0
+    return x
+
+
+def _scale_of(ranks: AbstractComm) -> list[float]:
+    scaling = measured(plain(_almost_constant()).part(ranks.rank, ranks.size), True, True, ranks)
+    assert scaling is not None
+    return [float(scale) for scale in scaling.scale]
+
+
+def test_all_ranks_find_how_far_out_a_value_of_any_of_them_is() -> None:
+    alone = _scale_of(Solo())
+    for found in on_ranks(2, in_group, _scale_of):
+        assert found == pytest.approx(alone, rel=1e-12)
 
 
 AUTO: dict[str, tuple[Any, bool]] = {

@@ -113,6 +113,7 @@ BAD_LINES: dict[str, tuple[str, str]] = {
     "nan": ("1,1,nan" + ",1" * 26, r"line 41, column 3: 'nan' is not finite"),
     "inf": ("1,1,-inf" + ",1" * 26, r"line 41, column 3: '-inf' is not finite"),
     "too large": ("1,1,1e39" + ",1" * 26, r"line 41, column 3: '1e39' does not fit a 32-bit float"),
+    "just too large": ("1,1,3.4028235677973366e38" + ",1" * 26, r"line 41, column 3: '3.4.*' does not fit a 32-bit"),
     "label": ("2" + ",1" * 28, r"line 41, column 1: label '2' is none of the classes 0, 1"),
     "half a label": ("0.5" + ",1" * 28, r"line 41, column 1: label '0.5' is none of the classes 0, 1"),
     "header": ("label" + ",f" * 28, r"line 41, column 2: 'f' is not a number"),
@@ -132,6 +133,13 @@ def test_a_bad_line_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, na
     with pytest.raises(DataError, match=f"a.csv.gz, {message}"):
         higgs(tmp_path, path, test_rows=3)
     assert not list(tmp_path.rglob("*.h5"))
+
+
+def test_the_largest_number_fits(tmp_path: Path) -> None:
+    """What is rounded to the largest float32 is as good as that."""
+    text = [*lines(), "1,3.4028235677973362e38" + ",1" * 27]
+    x, _ = hdf5.read(higgs(tmp_path, zipped(tmp_path / "a.csv.gz", text), test_rows=1).parts.test)
+    assert x[0, 0] == np.finfo(np.float32).max
 
 
 def test_a_file_that_is_no_text_is_given_up_early(tmp_path: Path) -> None:
