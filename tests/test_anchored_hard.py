@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.helpers import blobs, net, rng
+from tests.helpers import blobs, net, rng, started
 from torch_admm import AnchoredADMM, Outcome, Result, fit, from_module
 from torch_admm.data import Rows, rows_of
 from torch_admm.losses import AbstractLoss
@@ -200,6 +200,35 @@ def test_some_units_dead(kind: str) -> None:
     with torch.no_grad():
         bias[::2] = -1e3
     assert falls(run(model, task(kind)))
+
+
+@torch.no_grad()
+def test_a_network_that_dies_on_the_way_is_taken_back_though_its_loss_is_fine() -> None:
+    """All units dead, all classes as likely: a loss below that of the first weights, from which no step leads away."""
+    x, y = task("classes")
+    method = AnchoredADMM("cross_entropy", batch_size=16, refresh=4)
+    model = net(6, 20, 3)
+    model[-1].weight.mul_(5)  # type: ignore[operator]
+    problem, rows = started(method, model, (x, y))
+    method.step()
+    method.W[1][:, -1] = -1e3
+    method.W[2][:, -1] = 0
+    method.V[1].zero_()  # or momentum would move so large a W far enough to be noticed by its loss
+    start, dead = (problem.forward(W, rows.x) for W in (method.first_W, method.W))
+    assert float(method.loss(dead, y).mean()) < float(method.loss(start, y).mean())
+    method.step()
+    assert method.rollbacks == 1
+    assert bool((problem.layers[1].map.forward(method.W[1], x) > 0).any())
+
+
+def test_rows_that_fit_from_the_start_are_no_sign_of_an_explosion() -> None:
+    """Every other row has a loss of 0 before training, and soon more than twice that."""
+    x, model = torch.randn(60, 3, generator=rng(0)), net(3, 8, 1)
+    y = 5 * x.sum(1, keepdim=True)
+    y[::2] = model(x[::2]).detach()
+    result = fit(model, (x, y), AnchoredADMM("squared", batch_size=1, refresh=1), max_sweeps=4, sinks=())
+    assert result.history[-1]["rollbacks"] == 0
+    assert falls(result)
 
 
 @pytest.mark.parametrize("kind", KINDS)

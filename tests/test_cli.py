@@ -201,6 +201,25 @@ def test_train_in_other_ways(
         assert text in out
 
 
+def test_every_option_reaches_fit(
+    capsys: pytest.CaptureFixture[str], folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: dict[str, Any] = {}
+
+    def noted(*args: Any, **options: Any) -> torch_admm.Result:
+        seen.update(options)
+        return torch_admm.fit(*args, **options)
+
+    monkeypatch.setattr(training, "fit", noted)
+    words: dict[str, Any] = {"--data": "synthetic", "--data-dir": folder, "--net": 8, "--epochs": 2, "--seed": 3}
+    words |= {"--batch-size": 50, "--checkpoint": tmp_path, "--checkpoint-every": 2, "--keep": 3, "--resume": "auto"}
+    code, _, err = run(capsys, "train", *(word for pair in words.items() for word in pair), "--deterministic")
+    assert code == 0, err
+    expected = {"max_sweeps": 2, "seed": 3, "batch_size": 50, "evaluate": folder / "synthetic/test.h5"}
+    expected |= {"checkpoint": tmp_path, "checkpoint_every": 2, "keep": 3, "resume": "auto", "deterministic": True}
+    assert {name: seen[name] for name in expected} == expected
+
+
 def test_seed_and_activation_decide_what_is_trained(
     capsys: pytest.CaptureFixture[str], folder: Path, tmp_path: Path
 ) -> None:

@@ -37,6 +37,7 @@ SLURM = {
     ("env", "by", "numbers", "address"),
     [
         (TORCHRUN | {"MASTER_PORT": "4321"}, "torchrun", (1, 4, 1, 2), "node7"),
+        ({"RANK": "1", "WORLD_SIZE": "2"}, "torchrun", (1, 2, 1, 1), "127.0.0.1"),  # set by hand, on machines unknown
         (OPEN_MPI, "Open MPI", (2, 3, 2, 3), "127.0.0.1"),
         (MPICH, "MPICH", (0, 2, 0, 2), "127.0.0.1"),
         (SLURM, "Slurm", (5, 8, 1, 4), "node03"),
@@ -150,18 +151,19 @@ def _fail_on(culprit: bool, said: str) -> None:
         raise ValueError(said)
 
 
-def _tree(ranks: AbstractComm) -> tuple[bytes, int]:
-    """24 leaves, unevenly dealt out."""
-    cuts = [24 * i // ranks.size for i in range(ranks.size + 1)]
+def _tree(ranks: AbstractComm) -> tuple[bytes, bytes, int]:
+    """The sum of 25 leaves, unevenly dealt out, and all of them in order."""
+    cuts = [25 * i // ranks.size for i in range(ranks.size + 1)]
     mine = range(cuts[ranks.rank], cuts[ranks.rank + 1])
     leaves = [torch.randn(50, generator=rng(i)) for i in mine]
-    return ranks.total(leaves).numpy().tobytes(), torch.get_num_threads()
+    collected = torch.stack(ranks.collect(leaves))
+    return ranks.total(leaves).numpy().tobytes(), collected.numpy().tobytes(), torch.get_num_threads()
 
 
 def _all(ranks: AbstractComm) -> dict[str, Any]:
     found = _say(ranks) | {"disagree": _disagree(ranks)}
     fixed = comm.current(deterministic=True)
-    found["tree"], found["threads"] = _tree(fixed)
+    found["tree"], found["collected"], found["threads"] = _tree(fixed)
     return found
 
 
@@ -182,7 +184,7 @@ def _check(said: dict[str, Any], rank: int, size: int) -> None:
     assert said["all"] == (True, False)
     assert said["texts"] == ["é" * n for n in numbers]
     assert said["first"] == [5.0, 5.0]
-    assert said["tree"] == _tree(Solo(deterministic=True))[0]
+    assert (said["tree"], said["collected"]) == _tree(Solo(deterministic=True))[:2]
     *differ, failed, nameless = said["disagree"]
     assert differ == [
         "ranks differ in batch_size: 512 on rank 0, 256 on rank 1",
