@@ -165,3 +165,12 @@ SETTINGS: list[tuple[Callable[[], Any], str]] = [
 def test_settings(make: Callable[[], Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         make()
+
+
+def test_a_value_far_down_is_named_by_its_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows are checked some at a time."""
+    monkeypatch.setattr("torch_admm.data.checks.CHECK_ENTRIES", 40)
+    x, y = blobs(100)
+    x[97, 1] = math.inf
+    with pytest.raises(ValueError, match=r"data: X has inf at row 97, column 1; finite values are expected"):
+        fit(net(4, 3, 1), (x, y), sinks=())

@@ -145,6 +145,7 @@ def test_commands_join_by_registration(capsys: pytest.CaptureFixture[str], monke
         return 7
 
     assert run(capsys, "data", "count", 3)[:2] == (7, "3\n")
+    assert "prepare, list, show, count" in run(capsys, "--help")[1]
 
 
 # --- train

@@ -78,7 +78,8 @@ def parser() -> argparse.ArgumentParser:
     for words, (text, arguments, run) in COMMANDS.items():
         for depth in range(1, len(words)):
             if words[:depth] not in groups:
-                group = groups[words[: depth - 1]].add_parser(words[depth - 1], help=f"{words[depth - 1]} ...")
+                inside = ", ".join(other[depth] for other in COMMANDS if other[:depth] == words[:depth])
+                group = groups[words[: depth - 1]].add_parser(words[depth - 1], help=inside, description=inside)
                 groups[words[:depth]] = group.add_subparsers(metavar="COMMAND", required=True)
         leaf = groups[words[:-1]].add_parser(words[-1], help=text, description=text)
         leaf.set_defaults(run=run)

@@ -53,17 +53,17 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add("--data-dir", type=Path, default=Path("."), help="where prepared data are (default: here)")
     add("--test", type=Path, metavar="FILE", help="held-out rows (default: test.h5 of the name)")
     add("--net", default="300", help="hidden widths, 300 or 100,50, or all widths, 28-300-1 (default: 300)")
-    add("--activation", choices=ACTIVATIONS, default="relu")
-    add("--method", choices=METHODS, default="anchored")
+    add("--activation", choices=ACTIVATIONS, default="relu", help="between the layers (default: relu)")
+    add("--method", choices=METHODS, default="anchored", help="bregman is the paper's Algorithm 1 (default: anchored)")
     add("--set", nargs="+", default=[], metavar="NAME=VALUE", help="settings of the method, such as gamma=1.0")
     add("--loss", default="auto", help="by name; auto: squared, logistic or cross_entropy, by the labels")
-    add("--epochs", type=int, default=10, help="at most so many sweeps (default: 10)")
+    add("--epochs", type=int, default=10, help="at most so many sweeps over all rows (default: 10)")
     add("--seconds", type=float, help="stop after so many seconds of training")
     add("--target", type=float, help="stop at this accuracy")
     add("--batch-size", type=int, help="rows a mini-batch (default: the method's choice)")
-    add("--threads", type=int, help="of torch")
-    add("--seed", type=int, default=0)
-    add("--device", default="cpu")
+    add("--threads", type=int, help="of torch (default: its own choice; ranks of one machine share the cores)")
+    add("--seed", type=int, default=0, help="of first weights and mini-batches (default: 0)")
+    add("--device", default="cpu", help="by torch's name for it (default: cpu)")
     add("--save", type=Path, metavar="MODEL.pt", help="the weights; MODEL.json beside it describes the net")
     add("--log", type=Path, metavar="RUN.jsonl", help="every recorded row, as JSON lines")
     add("--checkpoint", type=Path, metavar="DIR", help="folder for the state of the run, to go on from")
@@ -71,7 +71,12 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add("--keep", type=int, default=2, metavar="N", help="how many checkpoints stay (default: 2)")
     add("--resume", choices=RESUME, default="never", help="go on from the newest checkpoint; auto: if there is any")
     add("--deterministic", action="store_true", help="the same bits on any number of ranks; slower")
-    add("--backend", choices=list(BACKENDS), default="auto", help="what ranks talk by (default: nccl or gloo)")
+    add(
+        "--backend",
+        choices=list(BACKENDS),
+        default="auto",
+        help="what ranks talk by (default: nccl on GPUs, else gloo)",
+    )
     add("--timeout", type=float, default=5.0, metavar="MINUTES", help="for a rank that is not heard of (default: 5)")
 
 
