@@ -215,11 +215,11 @@ def device_of(name: str) -> torch.device:
 
 def table(result: Result) -> str:
     """How it ended, then the best row and the last one."""
-    skipped = ("residual", "rollbacks")
+    skipped, whole = ("residual", "rollbacks"), ("sweep", "bytes_sent")
     keys = [key for key in result.best if not key.startswith(skipped)]
     lines = [f"{result.message}; the model is that of sweep {result.best['sweep']:.0f}", "", _cells("", keys)]
     for name, row in (("best", result.best), ("last", result.history[-1])):
-        lines.append(_cells(name, [f"{row[key]:.0f}" if key == "sweep" else f"{row[key]:.4f}" for key in keys]))
+        lines.append(_cells(name, [f"{row[key]:.0f}" if key in whole else f"{row[key]:.4f}" for key in keys]))
     return "\n".join(lines)
 
 
