@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from baselines import readme as comparison
+from benchmarks.ranks import spread
 from benchmarks.scaling import WANTED
 
 ROOT = Path(__file__).parent.parent
@@ -115,21 +116,33 @@ def data() -> str:
 def scaling() -> str:
     figures = load("scaling")
     lines = [
-        "| net, rows | method | 1 rank | 2 ranks | ratio (aimed at) | apart |",
-        "| --- | --- | --- | --- | --- | --- |",
+        "| net, rows | method | 1 rank | 2 ranks | ratio (aimed at) | apart | fastest: ratio | apart |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     for net, methods in figures["seconds"].items():
         for method, times in methods.items():
-            one, two = times["1"], times["2"]
             aim = f" ({WANTED[method]:g})" if method in WANTED else ""
-            apart = f"{one / times['apart']:.2f}" if "apart" in times else ""
-            cells = f"{one:.2f} s | {two:.2f} s | {one / two:.2f}{aim} | {apart}"
+            best = figures["fastest"][net][method]
+            ratios = [f"{t['1'] / t[kind]:.2f}" for t in (times, best) for kind in ("2", "apart")]
+            cells = f"{times['1']:.2f} s | {times['2']:.2f} s | {ratios[0]}{aim} | {' | '.join(ratios[1:])}"
             lines.append(f"| {net}, {figures['rows'][net]:,} | {method} | {cells} |")
     ways = next(iter(figures["exchange"].values()))
     lines += ["", f"| a sum over two ranks | {' | '.join(f'{int(n):,} B' for n in ways['gloo'])} |"]
     lines.append(f"| --- {'| --- ' * len(ways['gloo'])}|")
     for way, name in (("memory", "by shared memory"), ("gloo", "by gloo over loopback")):
         lines.append(f"| {name} | {' | '.join(f'{seconds * 1e3:.2f} ms' for seconds in ways[way].values())} |")
+    shares = ", ".join(f"{share:.0%} ({net})" for net, share in figures["others"].items())
+    return "\n".join([*lines, "", f"Other processes took so much of the two cores meanwhile: {shares}."])
+
+
+def ranks() -> str:
+    lines = [
+        "| after training | float32: 2 ranks | data moved | float64: 2 ranks | data moved |",
+        "| --- | --- | --- | --- | --- |",
+    ]
+    for name, by_dtype in load("ranks")["results"].items():
+        cells = (spread(by_dtype[dtype][kind]) for dtype in ("float32", "float64") for kind in ("ranks", "moved"))
+        lines.append(f"| {name} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
@@ -195,7 +208,7 @@ def _bold(row: Any, name: str) -> str:
 
 TABLES: dict[str, Callable[[], str]] = {
     **{f.__name__: f for f in (baselines, bregman, data, kernels, steps, ablation, accelerations, other_data)},
-    **{f.__name__: f for f in (scaling, simulate)},
+    **{f.__name__: f for f in (scaling, ranks, simulate)},
     **{"time_to_accuracy": comparison.time_to_accuracy, "compare": comparison.compare},
 }
 

@@ -141,12 +141,12 @@ def measure(net: str, repeats: int) -> dict[str, Any]:
     exchanges = []
     for _ in range(repeats):
         for size in (1, 2):
-            found = launch(net, CASES, size)
+            found = launch(net, CASES, size)[0]
             exchanges += [found["exchange"]["memory"]] if size > 1 else []
             for case in CASES:
-                real[case][size] += found["seconds"][case]
+                real[case][size] += found["times"][case].plain
         for case, p in itertools.product(CASES, FITTED):
-            alone[case][p] += sweeps(net, case, Apart(p))
+            alone[case][p] += sweeps(net, case, Apart(p)).plain
     middle = {n: statistics.median(e[n] for e in exchanges) for n in exchanges[0]}
     return {
         "alone": {case: {str(p): min(v) for p, v in by.items()} for case, by in alone.items()},
