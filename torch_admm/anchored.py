@@ -14,6 +14,7 @@ from .activations import GOLDEN
 from .arguments import choice, fraction, non_negative, positive, positive_int
 from .bound import BoundADMM
 from .data import AbstractRows, Ahead
+from .fresh import is_fresh
 from .losses import loss_of
 from .method import AbstractMethod
 from .moments import AbstractMoment, looked_at, moment, some_of
@@ -26,7 +27,7 @@ __all__ = ["AnchoredADMM"]
 
 # of the widest layer or input: a chunk's temporaries then stay in the last-level cache, next to those of another rank
 CHUNK_ENTRIES = 3 << 17
-EARLY = (1, 3, 9)  # batches at which moments are refreshed too, while they know little
+EARLY = (1, 5, 20)  # batches at which moments are refreshed too, while they know little
 SMALL_NET = 16_384  # weights up to which mini-batches may be twice as large
 EXPLODED = 2.0  # a loss above so many times that of the first weights is taken back
 PATIENCE = 5  # so is one that is above it, by less, at so many looks more than it is not
@@ -47,8 +48,10 @@ class AnchoredADMM(AbstractMethod):
     - `half_life`: steps after which that has halved: eta / (1 + k / half_life).
     - `head_start`: the first steps are longer, by eta head_start / (1 + k / 10)^2.
     - `momentum`: on the weight steps.
-    - `rho`, `rho_residual`: ridge of the two sides of a weight step, relative to the mean diagonal.
+    - `rho`, `rho_residual`: ridge of the two sides of a weight step, relative to the mean diagonal. A `rho` of None is
+      0.5 for inputs whose second moment is known in full, 4 for those of which only the leading directions are.
     - `beta`, `gamma`: the penalties of the split problem; at gamma = 1.618 beta ReLU's step takes the fewest passes.
+    - `initial_scale`: weights as nn.Linear draws them are taken so many times as large; all others are left alone.
     - `refresh`: batches between two looks at the second moments.
     - `average`: hand back an exponential average of the weights.
     - `weight_decay`: every step also shrinks W (not b) by its own length times this.
@@ -68,6 +71,7 @@ class AnchoredADMM(AbstractMethod):
     kept_mean: Weights
     scaling: Scaling | None
     _watched: Tensor
+    _looked: list[list[tuple[Tensor, Tensor, Tensor | None]]]  # piece by piece: x, y, and which rows of a mini-batch
 
     def __init__(
         self,
@@ -77,11 +81,12 @@ class AnchoredADMM(AbstractMethod):
         eta: float | None = None,
         half_life: float = 200.0,
         head_start: float = 2.0,
-        momentum: float = 0.6,
-        rho: float = 2.0,
+        momentum: float = 0.5,
+        rho: float | None = None,
         rho_residual: float = 1.0,
         beta: float = 1.0,
         gamma: float = GOLDEN,
+        initial_scale: float = 2.0,
         refresh: int = 40,
         average: bool = True,
         weight_decay: float = 0.0,
@@ -97,8 +102,10 @@ class AnchoredADMM(AbstractMethod):
         self.eta = None if eta is None else positive("eta", eta)
         self.half_life, self.head_start = positive("half_life", half_life), non_negative("head_start", head_start)
         self.momentum = fraction("momentum", momentum)
-        self.rho, self.rho_residual = positive("rho", rho), positive("rho_residual", rho_residual)
+        self.rho = None if rho is None else positive("rho", rho)
+        self.rho_residual = positive("rho_residual", rho_residual)
         self.beta, self.gamma = positive("beta", beta), positive("gamma", gamma)
+        self.initial_scale = positive("initial_scale", initial_scale)
         self.refresh = positive_int("refresh", refresh)
         self.average = choice("average", average, (True, False))
         self.weight_decay = fraction("weight_decay", weight_decay)
@@ -163,7 +170,7 @@ class AnchoredADMM(AbstractMethod):
         What is here comes as `comm.pieces` has it; without other ranks, as one piece. Sums are kept as `kept`. While
         they cross, something else can be done `meanwhile`.
         """
-        look = self.looks()
+        look, self._looked = self.looks(), []
         self.walk.factor(self.W, look)
         R, seen = self._total([self._sums(chunks, look, rows, kept) for chunks in pieces], look, meanwhile)
         if look and not self._refresh(R, seen):
@@ -181,6 +188,7 @@ class AnchoredADMM(AbstractMethod):
         """The walk forward and back: R_l of all layers, then, if it is time to look, what was seen on the way."""
         L, W, layers = self.problem.L, self.W, self.problem.layers
         R: Weights = {}
+        self._looked.append([])
         for x, y, counts in chunks:
             some = looked_at(counts, rows, x.device) if look else None
             # forward: a_l = h_l(m_l), m_l = W_l a_{l-1} + b_l
@@ -188,7 +196,8 @@ class AnchoredADMM(AbstractMethod):
             # output: r_L = argmin_z { loss(z, y) + beta ||z - m_L||^2 } - m_L
             r = self.loss.prox(m[L], y, self.beta).sub_(m[L])
             if look:
-                self._watch(*(some_of(t, some) for t in (x, m[L], y)))
+                self._watch(*(some_of(t, some) for t in (m[L], y)))
+                self._looked[-1] += [(x, y, some)] if kept is None else []
             # back: r_{l-1} from r_l, by the target of a_{l-1}
             for l, r_l in self.walk.back(W, a, m, r):
                 # sums of the weight step: R_l = sum r_l' [a_{l-1}, 1]
@@ -306,8 +315,11 @@ class AnchoredADMM(AbstractMethod):
 
     def _start(self, problem: Problem) -> None:
         self.problem, self.W = problem, problem.read()
+        if self.initial_scale != 1 and is_fresh(problem, self.W):
+            for W in self.W.values():
+                W.mul_(self.initial_scale)
         self.steps, self.epoch, self.rollbacks, self.shorter = 0, 0, 0, 1.0
-        self.highest = 0.0  # loss of the first weights at any look
+        self.highest = 0.0  # loss of the first weights, on the hardest rows so far that mattered
         self.alive = False  # has a residual ever reached the first layer?
         self.above = 0  # looks at which the loss was higher than that, less those at which it was not
         self.scaling = None
@@ -319,7 +331,7 @@ class AnchoredADMM(AbstractMethod):
         self.walk = Walk(problem, self.W, self.beta, self.gamma)
         widest = max(max(layer.map.inputs, layer.map.outputs) for layer in problem.layers.values())
         self.chunk = max(256, CHUNK_ENTRIES // widest)
-        self._watched = torch.zeros(3, dtype=torch.float64, device=problem.device)  # rows; losses: now, first
+        self._watched = torch.zeros(2, dtype=torch.float64, device=problem.device)  # rows, and their loss
         self._keep()
         self.first_W = {l: W.clone() for l, W in self.W.items()}
 
@@ -353,16 +365,14 @@ class AnchoredADMM(AbstractMethod):
             self.shorter * eta * (1 / (1 + self.steps / self.half_life) + self.head_start / (1 + self.steps / 10) ** 2)
         )
 
-    def _watch(self, x: Tensor, m: Tensor, y: Tensor) -> None:
-        """Add up the loss now, and that of the first weights on the same rows: one batch may be harder than another."""
-        first = self.problem.forward(self.first_W, self._input(x)) if self.steps else m
-        rows = torch.full((), float(len(x)), dtype=torch.float64, device=x.device)
-        self._watched += torch.stack([rows, *(self.loss(z, y).double().sum() for z in (m, first))])
+    def _watch(self, m: Tensor, y: Tensor) -> None:
+        rows = torch.full((), float(len(m)), dtype=torch.float64, device=m.device)
+        self._watched += torch.stack([rows, self.loss(m, y).double().sum()])
 
     def _refresh(self, R: Weights, seen: Sequence[Tensor]) -> bool:
         """Take what was looked at into the moments, unless the last steps must be taken back."""
-        rows, now, first = seen[0].tolist()
-        if self._died(R) or self._exploded(now / rows, first / rows):
+        rows, now = seen[0].tolist()
+        if self._died(R) or self._exploded(now / rows, rows):
             self._roll_back()
             return False
         sums = iter(seen[1:])
@@ -372,18 +382,31 @@ class AnchoredADMM(AbstractMethod):
 
     def _died(self, R: Weights) -> bool:
         """Does nothing of the output's residual reach the first layer any more? No step would ever change that."""
-        out, through = (bool(R[l].any()) for l in (self.problem.L, 1))
-        self.alive = self.alive or through
-        return self.alive and out and not through
+        if R[1].any():
+            self.alive = True
+            return False
+        return self.alive and bool(R[self.problem.L].any())
 
-    def _exploded(self, now: float, first: float) -> bool:
-        self.highest = max(self.highest, first)
+    def _exploded(self, now: float, rows: float) -> bool:
+        if not self.steps:
+            self.highest = max(self.highest, now)
+        elif not now <= self.highest:
+            self.highest = max(self.highest, self._first_loss() / rows)
         if now <= self.highest:
             self.above = max(0, self.above - 1)
             self._keep()
             return False
         self.above += 1
         return self.above >= PATIENCE or not now <= EXPLODED * self.highest
+
+    def _first_loss(self) -> float:
+        """That of the first weights on the rows just looked at: one mini-batch may be harder than another."""
+        losses = [torch.zeros(1, dtype=torch.float64, device=self.problem.device) for _ in self._looked]
+        for piece, batches in enumerate(self._looked):
+            for x, y, some in batches:
+                z = self.problem.forward(self.first_W, self._input(some_of(x, some)))
+                losses[piece] += self.loss(z, some_of(y, some)).double().sum()
+        return float(self.comm.total(losses))
 
     def _move(self, eta: float) -> None:
         norms = [vector_norm(t) for part in (self.V, self.W) for t in part.values()]

@@ -38,6 +38,7 @@ TRIES, JITTER = (
 )  # delta, 100 delta and 10000 delta are tried at once; the smallest that factors is taken
 SMALLEST_COLUMN = 0.01  # smaller columns are scaled up to this part of the largest: raw features differ by 1e12
 BLOCK = 96  # columns of a block in the symmetric product; narrower ones cost more than they save
+MANY = 32  # columns that are worth laying an answer out anew
 
 
 @final
@@ -201,7 +202,7 @@ def product(left: Tensor, right: Tensor, at_once: int | None = None) -> Tensor:
     """left'right, with sums over at most `at_once` rows that are then added: one long sum rounds more."""
     stacks = len(left) // at_once if at_once else 0
     if stacks < 2 or at_once is None:
-        return left.T @ right
+        return _once(left, right)
     whole = stacks * at_once
     first, second = (t.narrow(0, 0, whole).unflatten(0, (stacks, at_once)) for t in (left, right))
     total = torch.bmm(first.mT, second).sum(0)
@@ -209,6 +210,13 @@ def product(left: Tensor, right: Tensor, at_once: int | None = None) -> Tensor:
         rest = [t.narrow(0, whole, len(t) - whole) for t in (left, right)]
         total += rest[0].T @ rest[1]
     return total
+
+
+def _once(left: Tensor, right: Tensor) -> Tensor:
+    """left'right. Several threads share out the rows of the answer: they had better be its longer side."""
+    if torch.get_num_threads() > 1 and MANY <= left.shape[1] < right.shape[1]:
+        return (right.T @ left).T.contiguous()
+    return left.T @ right
 
 
 def with_ones(a: Tensor) -> Tensor:

@@ -17,8 +17,6 @@ from typing import Any, ClassVar, final
 import torch
 from torch import Tensor
 
-from .random import gaussian
-
 __all__ = [
     "LOOK_ROWS",
     "AbstractMoment",
@@ -32,8 +30,10 @@ __all__ = [
 ]
 
 FULL = 64  # up to so many columns G itself is kept
-LEADING = 24  # of more, so many eigenvectors: with a ridge of rho s and rho around 1 the others are hardly damped
+RIDGE_FULL, RIDGE_LEADING = 0.5, 4.0  # rho unless given: where all directions are known, more can be made of them
+LEADING = 16  # of more, so many eigenvectors: with a ridge of rho s and rho around 1 the others are hardly damped
 LOOK_ROWS = 128  # of a mini-batch that are looked at for moments and loss, or a quarter of its rows
+GOLDEN = (math.sqrt(5) - 1) / 2  # its multiples, modulo one, keep their distance from one another
 SLOWEST = 0.1  # weight of the newest rows once the mean over all refreshes has become as slow
 
 
@@ -147,42 +147,55 @@ class FullMoment(AbstractMoment):
         M = self.G / (self.rho * _unit(self.G.diagonal().mean()))
         M.diagonal().add_(1)
         P = torch.cholesky_inverse(torch.linalg.cholesky_ex(M).L)
-        self.P = row_major(P.to(self.like.dtype))
+        self.P = row_major(P, self.like.dtype)
 
 
 @final
 class LeadingMoment(AbstractMoment):
-    """The leading eigenvectors U of G and its size e along them, kept warm by one subspace iteration a refresh."""
+    """The leading eigenvectors of G, as rows of U, and its size e along them: one subspace iteration a refresh."""
 
-    kept, sums = ("U", "e", "Uc", "square"), 2
+    kept, sums = ("U", "e", "cU", "square"), 2
 
     def __init__(self, columns: int, rho: float, like: Tensor) -> None:
         super().__init__(columns, rho, like)
-        start = gaussian(slice(0, columns), LEADING, 0, 0, like.new_empty(0, dtype=torch.float64))
-        start.select(1, 0).fill_(1)  # what is never negative is largest along its mean
-        self.U = row_major(_orthonormal(start)[0].to(like.dtype))
+        self.U = _waves(columns, like)
         self.e = torch.zeros(LEADING, dtype=torch.float64, device=like.device)
-        self.Uc = torch.zeros_like(self.U)  # U diag(e / (e + rho s))
+        self.cU = torch.zeros_like(self.U)  # diag(e / (e + rho s)) U
         self.square = torch.zeros((), dtype=torch.float64, device=like.device)  # s
 
     def right(self, D: Tensor) -> Tensor:
-        return D.addmm_(D @ self.U, self.Uc.T, alpha=-1)
+        return D.addmm_(D @ self.U.T, self.cU, alpha=-1)
 
     def left(self, D: Tensor) -> Tensor:
-        return D.addmm_(self.Uc, self.U.T @ D, alpha=-1)
+        return D.addmm_(self.cU.T, self.U @ D, alpha=-1)
 
     def _sums(self, v: Tensor) -> list[Tensor]:
-        return [(v.T @ (v @ self.U)).double(), torch.linalg.vector_norm(v).double().square()]
+        return [((v @ self.U.T).T @ v).double(), torch.linalg.vector_norm(v).double().square()]
 
     def _nothing(self) -> list[Tensor]:
         return [torch.zeros_like(self.U, dtype=torch.float64), torch.zeros_like(self.square)]
 
     def _refresh(self, seen: Sequence[Tensor], rows: float, weight: float) -> None:
         self.square = torch.lerp(self.square, seen[1] / (rows * self.columns), weight)
-        H = seen[0] / rows
-        U, self.e = _orthonormal(torch.lerp(self.U * self.e, H, weight) if weight < 1 else H)
-        damped = U * (self.e / (self.e + self.rho * _unit(self.square)))
-        self.U, self.Uc = (row_major(M.to(self.like.dtype)) for M in (U, damped))
+        H = seen[0] * (weight / rows)
+        if weight < 1:
+            H.addcmul_(self.U, self.e.unsqueeze(1), value=1 - weight)
+        U, self.e = _orthonormal(H)
+        self.U = row_major(U, self.like.dtype)
+        self.cU = self.U * (self.e / (self.e + self.rho * _unit(self.square))).unsqueeze(1).to(self.U.dtype)
+
+
+def _waves(columns: int, like: Tensor) -> Tensor:
+    """Directions to start from, orthonormal but for a few per cent: waves of lengths that have nothing in common.
+
+    Like random ones they lean on no column in particular, for two operations. The first is the mean's, along which
+    whatever is never negative is largest.
+    """
+    at = torch.arange(columns, dtype=torch.float64, device=like.device)
+    wave = at.new_tensor([math.pi * (GOLDEN * j % 1) for j in range(LEADING)])
+    U = torch.outer(wave, at).cos_().mul_(math.sqrt(2 / columns))
+    U.select(0, 0).mul_(math.sqrt(0.5))
+    return U.to(like.dtype)
 
 
 def _unit(square: Tensor) -> Tensor:
@@ -190,29 +203,30 @@ def _unit(square: Tensor) -> Tensor:
     return torch.where(square > 0, square, 1.0)
 
 
-def row_major(M: Tensor) -> Tensor:
+def row_major(M: Tensor, dtype: torch.dtype) -> Tensor:
     """As a state that was stored comes back: products of a matrix laid out otherwise may round otherwise."""
-    return M.clone(memory_format=torch.contiguous_format)
+    return M.to(dtype, memory_format=torch.contiguous_format, copy=True)
 
 
-def moment(columns: int, rho: float, like: Tensor) -> AbstractMoment:
-    """The kind that suits this many columns."""
-    kind: type[AbstractMoment] = LeadingMoment if columns > FULL else FullMoment if columns > 1 else NoMoment
-    return kind(columns, rho, like)
+def moment(columns: int, rho: float | None, like: Tensor) -> AbstractMoment:
+    """The kind that suits this many columns, with the ridge that suits the kind unless rho is given."""
+    if columns > FULL:
+        return LeadingMoment(columns, rho or RIDGE_LEADING, like)
+    return (FullMoment if columns > 1 else NoMoment)(columns, rho or RIDGE_FULL, like)
 
 
 def _orthonormal(H: Tensor) -> tuple[Tensor, Tensor]:
-    """An orthonormal basis of the columns of H, and how long each is beyond those before it.
+    """An orthonormal basis of the rows of H, and how long each is beyond those before it.
 
-    By Cholesky of H'H, which is faster than a QR and good enough for directions that the next refresh corrects; columns
+    By Cholesky of H H', which is faster than a QR and good enough for directions that the next refresh corrects; rows
     that add nothing come out short.
     """
-    S = H.T @ H
+    S = H @ H.T
     scale = S.diagonal().sqrt().clamp_min(torch.finfo(H.dtype).tiny)
     S = S / scale / scale.unsqueeze(1)
     S.diagonal().add_(1e-10)
     L = torch.linalg.cholesky_ex(S).L * scale.unsqueeze(1)
-    return torch.linalg.solve_triangular(L, H.T, upper=False).T, L.diagonal()
+    return torch.linalg.solve_triangular(L, H, upper=False), L.diagonal()
 
 
 def looked_at(counts: Sequence[int] | None, rows: int, device: torch.device) -> Tensor | None:

@@ -14,7 +14,7 @@ from .data import AbstractRows, Chunk
 __all__ = ["Scaling", "looked", "measured"]
 
 LOOKS, LOOK_ROWS = 16, 4096  # of more rows, so many stretches of so many are looked at
-GLANCE_ROWS = 128  # in place of LOOK_ROWS, to see whether they are raw: most are not, and training waits
+GLANCE_ROWS = 32  # in place of LOOK_ROWS, to see whether they are raw: most are not, and training waits
 REACH = 10.0  # no value looked at ends up further out: a column that is almost always the same would, by its spread
 RAW = 10.0  # columns whose root mean square is beyond this, or all of them below its inverse, are in raw units
 
@@ -72,8 +72,12 @@ def measured(rows: AbstractRows, bias: bool, wanted: bool | None, comm: Abstract
 
 
 def _look_raw(rows: AbstractRows, comm: AbstractComm) -> bool:
-    rms = _moments(rows, GLANCE_ROWS, comm)[1].sqrt()
-    return bool((rms.max() > RAW) | (rms.max() < 1 / RAW))
+    stretches = _stretches(rows.total, GLANCE_ROWS)
+    squares = [rows.like.new_zeros(rows.like.shape[1], dtype=torch.float64) for _ in comm.starts(rows)]
+    for part, (_, x, _) in looked(rows, stretches, comm):
+        squares[part] += x.double().square().sum(0)
+    largest = (comm.total(squares).max() / _count(stretches)).sqrt()
+    return bool((largest > RAW) | (largest < 1 / RAW))
 
 
 def _moments(rows: AbstractRows, size: int, comm: AbstractComm) -> tuple[Tensor, Tensor]:
@@ -82,7 +86,7 @@ def _moments(rows: AbstractRows, size: int, comm: AbstractComm) -> tuple[Tensor,
     sums = [rows.like.new_zeros(2, rows.like.shape[1], dtype=torch.float64) for _ in comm.starts(rows)]
     for part, (_, x, _) in looked(rows, stretches, comm):
         sums[part] += torch.stack([x.double().sum(0), x.double().square().sum(0)])
-    mean, square = (comm.total(sums) / sum(s.stop - s.start for s in stretches)).unbind()
+    mean, square = (comm.total(sums) / _count(stretches)).unbind()
     return mean, square
 
 
@@ -101,3 +105,7 @@ def _stretches(count: int, size: int) -> list[slice]:
         return [slice(i, min(i + size, count)) for i in range(0, count, size)]
     starts = [round(i * (count - size) / (LOOKS - 1)) for i in range(LOOKS)]
     return [slice(start, start + size) for start in starts]
+
+
+def _count(stretches: Sequence[slice]) -> int:
+    return sum(s.stop - s.start for s in stretches)

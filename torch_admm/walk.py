@@ -30,7 +30,8 @@ class Walk:
         """Take K_l for these weights; large ones at refreshes only, since they change slowly."""
         for l in self.K:
             if refresh or len(self.K[l]) <= EXACT_SIDE:
-                self.K[l] = row_major(self.problem.layers[l].map.output_factor(W[l], self.beta, self.gamma))
+                K = self.problem.layers[l].map.output_factor(W[l], self.beta, self.gamma)
+                self.K[l] = row_major(K, W[l].dtype)
 
     def forward(self, W: Weights, x: Tensor) -> tuple[Weights, Weights]:
         """a_l = h_l(m_l) as [a_l, 1], and m_l = W_l a_{l-1} + b_l; the next chunk uses their memory again."""
