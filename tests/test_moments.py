@@ -126,7 +126,7 @@ def test_leading_eigenvectors_suffice_for_a_low_rank(rank: int, bound: float, co
     assert apart(refreshed(part, *[v] * 90), P) < bound / 2
 
 
-@pytest.mark.parametrize(("rank", "first", "later"), [(1, 1e-3, 5e-4), (5, 0.01, 5e-3), (LEADING, 0.09, 0.03)])
+@pytest.mark.parametrize(("rank", "first", "later"), [(1, 1e-3, 5e-4), (5, 0.012, 5e-3), (LEADING, 0.09, 0.03)])
 def test_leading_eigenvectors_of_the_fewest_columns(rank: int, first: float, later: float) -> None:
     """As above, where directions that are left out lie closest: ten refreshes leave more than of wider rows."""
     v = rows(400, FULL + 2, 3, rank)
@@ -162,15 +162,15 @@ def test_leading_eigenvectors_follow_the_rows() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, F64])
 @pytest.mark.parametrize("rank", [None, 3, 0])
 def test_eigenvectors_stay_orthonormal(dtype: torch.dtype, rank: int | None) -> None:
-    """U'U = I on the columns that carry something; with no rank left, nothing is damped twice."""
+    """U U' = I on the rows that carry something; with no rank left, nothing is damped twice."""
     v = (rows(50, 150, 1, rank) if rank != 0 else torch.zeros(50, 150)).to(dtype)
     part = LeadingMoment(150, RHO, v)
     for k in range(12):
         refreshed(part, v * (1 + 0.1 * k))
         carries = part.e > 1e-3 * part.e.max().clamp_min(1e-300)
-        U = part.U.double()[:, carries]
-        eye = torch.eye(U.shape[1], dtype=F64)
-        torch.testing.assert_close(U.T @ U, eye, rtol=0, atol=1e-5 if dtype == torch.float32 else 1e-7)
+        U = part.U.double()[carries]
+        eye = torch.eye(len(U), dtype=F64)
+        torch.testing.assert_close(U @ U.T, eye, rtol=0, atol=1e-5 if dtype == torch.float32 else 1e-7)
         assert float(torch.linalg.matrix_norm(part.U.double(), 2)) < 1 + 1e-5
 
 

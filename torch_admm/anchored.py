@@ -14,7 +14,6 @@ from .activations import GOLDEN
 from .arguments import choice, fraction, non_negative, positive, positive_int
 from .bound import BoundADMM
 from .data import AbstractRows, Ahead
-from .fresh import is_fresh
 from .losses import loss_of
 from .method import AbstractMethod
 from .moments import AbstractMoment, looked_at, moment, some_of
@@ -27,7 +26,12 @@ __all__ = ["AnchoredADMM"]
 
 # of the widest layer or input: a chunk's temporaries then stay in the last-level cache, next to those of another rank
 CHUNK_ENTRIES = 3 << 17
-EARLY = (1, 5, 20)  # batches at which moments are refreshed too, while they know little
+EARLY = (1, 3, 12)  # batches at which moments are refreshed too, while they know little
+# After its first steps a network knows in which direction, but says so in a whisper: its outputs may be made louder.
+GAINS = (1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0)
+LOUDER = EARLY[:2]
+SILENCE = 0.05  # of the loss of saying nothing: what a louder voice must be worth
+AUDIENCE = 32  # rows that can tell
 SMALL_NET = 16_384  # weights up to which mini-batches may be twice as large
 EXPLODED = 2.0  # a loss above so many times that of the first weights is taken back
 PATIENCE = 5  # so is one that is above it, by less, at so many looks more than it is not
@@ -51,7 +55,6 @@ class AnchoredADMM(AbstractMethod):
     - `rho`, `rho_residual`: ridge of the two sides of a weight step, relative to the mean diagonal. A `rho` of None is
       0.5 for inputs whose second moment is known in full, 4 for those of which only the leading directions are.
     - `beta`, `gamma`: the penalties of the split problem; at gamma = 1.618 beta ReLU's step takes the fewest passes.
-    - `initial_scale`: weights as nn.Linear draws them are taken so many times as large; all others are left alone.
     - `refresh`: batches between two looks at the second moments.
     - `average`: hand back an exponential average of the weights.
     - `weight_decay`: every step also shrinks W (not b) by its own length times this.
@@ -86,7 +89,6 @@ class AnchoredADMM(AbstractMethod):
         rho_residual: float = 1.0,
         beta: float = 1.0,
         gamma: float = GOLDEN,
-        initial_scale: float = 2.0,
         refresh: int = 40,
         average: bool = True,
         weight_decay: float = 0.0,
@@ -105,7 +107,6 @@ class AnchoredADMM(AbstractMethod):
         self.rho = None if rho is None else positive("rho", rho)
         self.rho_residual = positive("rho_residual", rho_residual)
         self.beta, self.gamma = positive("beta", beta), positive("gamma", gamma)
-        self.initial_scale = positive("initial_scale", initial_scale)
         self.refresh = positive_int("refresh", refresh)
         self.average = choice("average", average, (True, False))
         self.weight_decay = fraction("weight_decay", weight_decay)
@@ -315,9 +316,6 @@ class AnchoredADMM(AbstractMethod):
 
     def _start(self, problem: Problem) -> None:
         self.problem, self.W = problem, problem.read()
-        if self.initial_scale != 1 and is_fresh(problem, self.W):
-            for W in self.W.values():
-                W.mul_(self.initial_scale)
         self.steps, self.epoch, self.rollbacks, self.shorter = 0, 0, 0, 1.0
         self.highest = 0.0  # loss of the first weights, on the hardest rows so far that mattered
         self.alive = False  # has a residual ever reached the first layer?
@@ -331,7 +329,7 @@ class AnchoredADMM(AbstractMethod):
         self.walk = Walk(problem, self.W, self.beta, self.gamma)
         widest = max(max(layer.map.inputs, layer.map.outputs) for layer in problem.layers.values())
         self.chunk = max(256, CHUNK_ENTRIES // widest)
-        self._watched = torch.zeros(2, dtype=torch.float64, device=problem.device)  # rows, and their loss
+        self._watched = torch.zeros(2 + len(GAINS), dtype=torch.float64, device=problem.device)
         self._keep()
         self.first_W = {l: W.clone() for l, W in self.W.items()}
 
@@ -366,19 +364,32 @@ class AnchoredADMM(AbstractMethod):
         )
 
     def _watch(self, m: Tensor, y: Tensor) -> None:
-        rows = torch.full((), float(len(m)), dtype=torch.float64, device=m.device)
-        self._watched += torch.stack([rows, self.loss(m, y).double().sum()])
+        """Add up the rows and their loss; after the first step, also the loss of no output and of louder ones."""
+        gains = (*GAINS, 0.0) if self.steps in LOUDER else GAINS[:1]
+        z, y = torch.cat([m * gain for gain in gains]), torch.cat([y] * len(gains))
+        self._watched[0] += len(m)
+        self._watched.narrow(0, 1, len(gains)).add_(self.loss(z, y).double().view(len(gains), -1).sum(1))
 
     def _refresh(self, R: Weights, seen: Sequence[Tensor]) -> bool:
         """Take what was looked at into the moments, unless the last steps must be taken back."""
-        rows, now = seen[0].tolist()
+        rows, now, *others = seen[0].tolist()
         if self._died(R) or self._exploded(now / rows, rows):
             self._roll_back()
             return False
+        if self.steps in LOUDER and rows >= AUDIENCE:
+            self._amplify([now, *others])
         sums = iter(seen[1:])
         for part in self._moments():
             part.refresh(list(islice(sums, part.sums)), rows)
         return True
+
+    def _amplify(self, losses: list[float]) -> None:
+        """Multiply the last layer by the least gain that is about as good as the best."""
+        *louder, nothing = losses
+        enough = min(louder) + SILENCE * nothing
+        gain = next((gain for gain, loss in zip(GAINS, louder, strict=True) if loss <= enough), 1.0)
+        for part in (self.W, self.V, self.mean):
+            part[self.problem.L].mul_(gain)
 
     def _died(self, R: Weights) -> bool:
         """Does nothing of the output's residual reach the first layer any more? No step would ever change that."""

@@ -146,8 +146,7 @@ class FullMoment(AbstractMoment):
         self.G = torch.lerp(self.G, seen[0] / rows, weight)
         M = self.G / (self.rho * _unit(self.G.diagonal().mean()))
         M.diagonal().add_(1)
-        P = torch.cholesky_inverse(torch.linalg.cholesky_ex(M).L)
-        self.P = row_major(P, self.like.dtype)
+        self.P = row_major(torch.linalg.inv_ex(M).inverse, self.like.dtype)
 
 
 @final
