@@ -43,6 +43,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "`half_life=1000`": {"half_life": 1000.0},
     "`beta=0.1`": {"beta": 0.1},
     "`gamma=0.1`": {"gamma": 0.1},
+    "`amplify=False`": {"amplify": False},
     "`refresh=10`": {"refresh": 10},
     "initial weights x 0.5": {"init": 0.5},
     "initial weights x 2": {"init": 2.0},

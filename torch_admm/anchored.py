@@ -55,6 +55,7 @@ class AnchoredADMM(AbstractMethod):
     - `rho`, `rho_residual`: ridge of the two sides of a weight step, relative to the mean diagonal. A `rho` of None is
       0.5 for inputs whose second moment is known in full, 4 for those of which only the leading directions are.
     - `beta`, `gamma`: the penalties of the split problem; at gamma = 1.618 beta ReLU's step takes the fewest passes.
+    - `amplify`: let the last layer say louder what the first steps have found, by a factor that the loss decides.
     - `refresh`: batches between two looks at the second moments.
     - `average`: hand back an exponential average of the weights.
     - `weight_decay`: every step also shrinks W (not b) by its own length times this.
@@ -89,6 +90,7 @@ class AnchoredADMM(AbstractMethod):
         rho_residual: float = 1.0,
         beta: float = 1.0,
         gamma: float = GOLDEN,
+        amplify: bool = True,
         refresh: int = 40,
         average: bool = True,
         weight_decay: float = 0.0,
@@ -107,6 +109,7 @@ class AnchoredADMM(AbstractMethod):
         self.rho = None if rho is None else positive("rho", rho)
         self.rho_residual = positive("rho_residual", rho_residual)
         self.beta, self.gamma = positive("beta", beta), positive("gamma", gamma)
+        self.amplify = choice("amplify", amplify, (True, False))
         self.refresh = positive_int("refresh", refresh)
         self.average = choice("average", average, (True, False))
         self.weight_decay = fraction("weight_decay", weight_decay)
@@ -376,7 +379,7 @@ class AnchoredADMM(AbstractMethod):
         if self._died(R) or self._exploded(now / rows, rows):
             self._roll_back()
             return False
-        if self.steps in LOUDER and rows >= AUDIENCE:
+        if self.amplify and self.steps in LOUDER and rows >= AUDIENCE:
             self._amplify([now, *others])
         sums = iter(seen[1:])
         for part in self._moments():
