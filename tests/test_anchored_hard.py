@@ -214,7 +214,7 @@ def test_a_network_that_dies_on_the_way_is_taken_back_though_its_loss_is_fine() 
     method.W[1][:, -1] = -1e3
     method.W[2][:, -1] = 0
     method.V[1].zero_()  # or momentum would move so large a W far enough to be noticed by its loss
-    start, dead = (problem.forward(W, rows.x) for W in (method.first_W, method.W))
+    start, dead = (problem.forward(W, rows.x) for W in (method.guard.first_W, method.W))
     assert float(method.loss(dead, y).mean()) < float(method.loss(start, y).mean())
     method.step()
     assert method.rollbacks == 1

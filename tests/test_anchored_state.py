@@ -139,7 +139,7 @@ def test_weights_that_keep_failing_are_given_up_for_the_first() -> None:
     method = AnchoredADMM("cross_entropy", batch_size=16, refresh=4)
     started(method, net(4, 24, 20, 3), (x, y))
     method.step()
-    kept, first = method.kept_W[2].clone(), method.first_W[2].clone()
+    kept, first = method.guard.kept_W[2].clone(), method.guard.first_W[2].clone()
     assert not torch.equal(kept, first)
     method._roll_back()
     assert torch.equal(method.W[2], kept)

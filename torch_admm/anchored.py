@@ -14,6 +14,7 @@ from .activations import GOLDEN
 from .arguments import choice, fraction, non_negative, positive, positive_int
 from .bound import BoundADMM
 from .data import AbstractRows, Ahead
+from .guard import Guard
 from .losses import loss_of
 from .method import AbstractMethod
 from .moments import AbstractMoment, looked_at, moment, some_of
@@ -33,10 +34,8 @@ LOUDER = EARLY[:2]
 SILENCE = 0.05  # of the loss of saying nothing: what a louder voice must be worth
 AUDIENCE = 32  # rows that can tell
 SMALL_NET = 16_384  # weights up to which mini-batches may be twice as large
-EXPLODED = 2.0  # a loss above so many times that of the first weights is taken back
-PATIENCE = 5  # so is one that is above it, by less, at so many looks more than it is not
 
-COUNTERS = ("steps", "epoch", "shorter", "rollbacks", "highest", "alive", "above", "fresh")
+COUNTERS = ("steps", "epoch", "shorter", "rollbacks")
 
 Batch = tuple[Tensor, Tensor, Sequence[int] | None]  # x, y, and how many of a mini-batch each shard has
 
@@ -70,9 +69,7 @@ class AnchoredADMM(AbstractMethod):
     norm: Weights
     inputs: dict[int, AbstractMoment]
     residuals: dict[int, AbstractMoment]
-    first_W: Weights
-    kept_W: Weights
-    kept_mean: Weights
+    guard: Guard
     scaling: Scaling | None
     _watched: Tensor
     _looked: list[list[tuple[Tensor, Tensor, Tensor | None]]]  # piece by piece: x, y, and which rows of a mini-batch
@@ -276,7 +273,7 @@ class AnchoredADMM(AbstractMethod):
             "inputs": {l: part.state_dict() for l, part in self.inputs.items()},
             "residuals": {l: part.state_dict() for l, part in self.residuals.items()},
             "scaling": None if self.scaling is None else self.scaling.state_dict(),
-            **{name: getattr(self, name) for name in COUNTERS},
+            **{name: getattr(owner, name) for owner, names in self._counters() for name in names},
         }
 
     @torch.no_grad()
@@ -289,7 +286,7 @@ class AnchoredADMM(AbstractMethod):
                 if l not in state[name] or state[name][l].shape != tensor.shape:
                     came = tuple(state[name][l].shape) if l in state[name] else "nothing"
                     raise ValueError(f"state: {name}[{l}] is {came}; {tuple(tensor.shape)} is expected")
-        for name in ("inputs", "residuals", "scaling", *COUNTERS):
+        for name in ("inputs", "residuals", "scaling", *COUNTERS, *Guard.counters):
             if name not in state:
                 raise ValueError(f"state has no {name!r}; one that AnchoredADMM.state_dict() gave is expected")
         for name, mine in self._parts().items():
@@ -302,27 +299,20 @@ class AnchoredADMM(AbstractMethod):
         self.scaling = (
             None if kept is None else Scaling(*(kept[k].to(self.W[1], copy=True) for k in ("shift", "scale")))
         )
-        for name in COUNTERS:
-            setattr(self, name, state[name])
+        for owner, names in self._counters():
+            for name in names:
+                setattr(owner, name, state[name])
+
+    def _counters(self) -> list[tuple[Any, tuple[str, ...]]]:
+        return [(self, COUNTERS), (self.guard, Guard.counters)]
 
     def _parts(self) -> dict[str, Weights]:
-        return {
-            "W": self.W,
-            "V": self.V,
-            "mean": self.mean,
-            "norm": self.norm,
-            "K": self.walk.K,
-            "first_W": self.first_W,
-            "kept_W": self.kept_W,
-            "kept_mean": self.kept_mean,
-        }
+        mine = {"W": self.W, "V": self.V, "mean": self.mean, "norm": self.norm, "K": self.walk.K}
+        return {**mine, **self.guard.parts}
 
     def _start(self, problem: Problem) -> None:
         self.problem, self.W = problem, problem.read()
         self.steps, self.epoch, self.rollbacks, self.shorter = 0, 0, 0, 1.0
-        self.highest = 0.0  # loss of the first weights, on the hardest rows so far that mattered
-        self.alive = False  # has a residual ever reached the first layer?
-        self.above = 0  # looks at which the loss was higher than that, less those at which it was not
         self.scaling = None
         self.V = {l: torch.zeros_like(W) for l, W in self.W.items()}
         self.mean = {l: W.clone() for l, W in self.W.items()}
@@ -333,8 +323,7 @@ class AnchoredADMM(AbstractMethod):
         widest = max(max(layer.map.inputs, layer.map.outputs) for layer in problem.layers.values())
         self.chunk = max(256, CHUNK_ENTRIES // widest)
         self._watched = torch.zeros(2 + len(GAINS), dtype=torch.float64, device=problem.device)
-        self._keep()
-        self.first_W = {l: W.clone() for l, W in self.W.items()}
+        self.guard = Guard(self.W, self.mean)
 
     def scale(self, rows: AbstractRows) -> None:
         """Standardise, and read the first weights in the unit in which they fit the rows better.
@@ -353,8 +342,7 @@ class AnchoredADMM(AbstractMethod):
         if not as_fresh <= as_they_are:
             self.W[1] = scaling.unfold(self.W[1])
         self.scaling, self.mean[1], self.norm[1] = scaling, self.W[1].clone(), _size(self.W[1])
-        self._keep()
-        self.first_W = {l: W.clone() for l, W in self.W.items()}
+        self.guard = Guard(self.W, self.mean)
 
     def _input(self, x: Tensor) -> Tensor:
         return x if self.scaling is None else self.scaling(x)
@@ -376,7 +364,10 @@ class AnchoredADMM(AbstractMethod):
     def _refresh(self, R: Weights, seen: Sequence[Tensor]) -> bool:
         """Take what was looked at into the moments, unless the last steps must be taken back."""
         rows, now, *others = seen[0].tolist()
-        if self._died(R) or self._exploded(now / rows, rows):
+        guard, L = self.guard, self.problem.L
+        if guard.died(R[1], R[L]) or guard.exploded(
+            now / rows, lambda: self._first_loss(now) / rows, self.W, self.mean
+        ):
             self._roll_back()
             return False
         if self.amplify and self.steps in LOUDER and rows >= AUDIENCE:
@@ -394,31 +385,14 @@ class AnchoredADMM(AbstractMethod):
         for part in (self.W, self.V, self.mean):
             part[self.problem.L].mul_(gain)
 
-    def _died(self, R: Weights) -> bool:
-        """Does nothing of the output's residual reach the first layer any more? No step would ever change that."""
-        if R[1].any():
-            self.alive = True
-            return False
-        return self.alive and bool(R[self.problem.L].any())
-
-    def _exploded(self, now: float, rows: float) -> bool:
+    def _first_loss(self, now: float) -> float:
+        """That of the first weights on the rows just looked at, where it is `now` for those of now."""
         if not self.steps:
-            self.highest = max(self.highest, now)
-        elif not now <= self.highest:
-            self.highest = max(self.highest, self._first_loss() / rows)
-        if now <= self.highest:
-            self.above = max(0, self.above - 1)
-            self._keep()
-            return False
-        self.above += 1
-        return self.above >= PATIENCE or not now <= EXPLODED * self.highest
-
-    def _first_loss(self) -> float:
-        """That of the first weights on the rows just looked at: one mini-batch may be harder than another."""
+            return now
         losses = [torch.zeros(1, dtype=torch.float64, device=self.problem.device) for _ in self._looked]
         for piece, batches in enumerate(self._looked):
             for x, y, some in batches:
-                z = self.problem.forward(self.first_W, self._input(some_of(x, some)))
+                z = self.problem.forward(self.guard.first_W, self._input(some_of(x, some)))
                 losses[piece] += self.loss(z, some_of(y, some)).double().sum()
         return float(self.comm.total(losses))
 
@@ -443,17 +417,9 @@ class AnchoredADMM(AbstractMethod):
         if not all(bool(torch.isfinite(W).all()) for W in self.W.values()):
             self._roll_back()
 
-    def _keep(self) -> None:
-        self.fresh = True
-        self.kept_W = {l: W.clone() for l, W in self.W.items()}
-        self.kept_mean = {l: W.clone() for l, W in self.mean.items()}
-
     def _roll_back(self) -> None:
-        """Back to the weights of the last look that was fine, without momentum, and half the length from there.
-
-        If nothing went well from there the last time either, back to the first ones.
-        """
-        kept_W, kept_mean = (self.kept_W, self.kept_mean) if self.fresh else (self.first_W, self.first_W)
+        """Back to the weights of the last look that was fine, without momentum, and half the length from there."""
+        kept_W, kept_mean = self.guard.back()
         for l, W in self.W.items():
             W.copy_(kept_W[l])
             self.mean[l].copy_(kept_mean[l])
@@ -461,7 +427,6 @@ class AnchoredADMM(AbstractMethod):
             self.inputs[l] = moment(W.shape[1], self.rho, W)
             self.residuals[l] = moment(W.shape[0], self.rho_residual, W)
         self.walk.factor(self.W, True)
-        self.fresh, self.above = False, 0
         self.shorter *= 0.5
         self.rollbacks += 1
         self.steps += 1
