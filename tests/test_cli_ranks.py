@@ -48,15 +48,15 @@ def command(argv: list[str], full: int | None = None) -> tuple[int, str, str]:
 
 def stuck(argv: list[str], culprit: int) -> tuple[int, str, str]:
     """The command, in which one rank is stuck for a while before its so-manieth message."""
-    seen, later = [0], Group._later
+    seen, tried = [0], Group._tried
 
     def delayed(*args: Any) -> Any:
         seen[0] += 1
         if seen[0] == 40 and int(os.environ["RANK"]) == culprit:
             time.sleep(7)
-        return later(*args)
+        return tried(*args)
 
-    Group._later = delayed  # type: ignore[method-assign, assignment]
+    Group._tried = delayed  # type: ignore[method-assign, assignment]
     return command(argv)
 
 

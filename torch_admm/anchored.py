@@ -358,8 +358,9 @@ class AnchoredADMM(AbstractMethod):
         """Add up the rows and their loss; after the first step, also the loss of no output and of louder ones."""
         gains = (*GAINS, 0.0) if self.steps in LOUDER else GAINS[:1]
         z, y = torch.cat([m * gain for gain in gains]), torch.cat([y] * len(gains))
-        self._watched[0] += len(m)
-        self._watched.narrow(0, 1, len(gains)).add_(self.loss(z, y).double().view(len(gains), -1).sum(1))
+        losses = self.loss(z, y).double().view(len(gains), -1).sum(1)
+        self._watched.narrow(0, 0, 1).add_(len(m))
+        self._watched.narrow(0, 1, len(gains)).add_(losses)
 
     def _refresh(self, R: Weights, seen: Sequence[Tensor]) -> bool:
         """Take what was looked at into the moments, unless the last steps must be taken back."""

@@ -190,8 +190,8 @@ def _waves(columns: int, like: Tensor) -> Tensor:
     Like random ones they lean on no column in particular, for two operations. The first is the mean's, along which
     whatever is never negative is largest.
     """
-    at = torch.arange(columns, dtype=torch.float64, device=like.device)
-    wave = at.new_tensor([math.pi * (GOLDEN * j % 1) for j in range(LEADING)])
+    wave, at = (torch.arange(count, dtype=torch.float64, device=like.device) for count in (LEADING, columns))
+    wave.mul_(GOLDEN).frac_().mul_(math.pi)
     U = torch.outer(wave, at).cos_().mul_(math.sqrt(2 / columns))
     U.select(0, 0).mul_(math.sqrt(0.5))
     return U.to(like.dtype)
