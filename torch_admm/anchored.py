@@ -27,10 +27,10 @@ __all__ = ["AnchoredADMM"]
 
 # of the widest layer or input: a chunk's temporaries then stay in the last-level cache, next to those of another rank
 CHUNK_ENTRIES = 3 << 17
-EARLY = (1, 3, 12)  # batches at which moments are refreshed too, while they know little
+EARLY = (1, 12)  # batches at which moments are refreshed too, while they know little
 # After its first steps a network knows in which direction, but says so in a whisper: its outputs may be made louder.
 GAINS = (1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0)
-LOUDER = EARLY[:2]
+LOUDER = (1, 3)  # steps before which that is tried
 SILENCE = 0.05  # of the loss of saying nothing: what a louder voice must be worth
 AUDIENCE = 32  # rows that can tell
 SMALL_NET = 16_384  # weights up to which mini-batches may be twice as large
@@ -171,10 +171,10 @@ class AnchoredADMM(AbstractMethod):
         What is here comes as `comm.pieces` has it; without other ranks, as one piece. Sums are kept as `kept`. While
         they cross, something else can be done `meanwhile`.
         """
-        look, self._looked = self.looks(), []
-        self.walk.factor(self.W, look)
-        R, seen = self._total([self._sums(chunks, look, rows, kept) for chunks in pieces], look, meanwhile)
-        if look and not self._refresh(R, seen):
+        self._looked = []
+        self.walk.factor(self.W, self.looks())
+        R, seen = self._total([self._sums(chunks, rows, kept) for chunks in pieces], meanwhile)
+        if seen and not self._refresh(R, seen):
             return
         for l in self.W:
             # D_l = (C_l + rho' s' I)^-1 R_l (G_l + rho s I)^-1, up to scale;  V_l = mu V_l + D_l
@@ -185,18 +185,18 @@ class AnchoredADMM(AbstractMethod):
         self.steps += 1
         self._average()
 
-    def _sums(self, chunks: Iterable[Batch], look: bool, rows: int, kept: torch.dtype | None) -> list[Tensor]:
+    def _sums(self, chunks: Iterable[Batch], rows: int, kept: torch.dtype | None) -> list[Tensor]:
         """The walk forward and back: R_l of all layers, then, if it is time to look, what was seen on the way."""
-        L, W, layers = self.problem.L, self.W, self.problem.layers
+        L, W, layers, look, watch = self.problem.L, self.W, self.problem.layers, self.looks(), self.watches()
         R: Weights = {}
         self._looked.append([])
         for x, y, counts in chunks:
-            some = looked_at(counts, rows, x.device) if look else None
+            some = looked_at(counts, rows, x.device) if watch else None
             # forward: a_l = h_l(m_l), m_l = W_l a_{l-1} + b_l
             a, m = self.walk.forward(W, self._input(x))
             # output: r_L = argmin_z { loss(z, y) + beta ||z - m_L||^2 } - m_L
             r = self.loss.prox(m[L], y, self.beta).sub_(m[L])
-            if look:
+            if watch:
                 self._watch(*(some_of(t, some) for t in (m[L], y)))
                 self._looked[-1] += [(x, y, some)] if kept is None else []
             # back: r_{l-1} from r_l, by the target of a_{l-1}
@@ -208,28 +208,26 @@ class AnchoredADMM(AbstractMethod):
                     self.inputs[l].look(some_of(a[l - 1], some))
                     self.residuals[l].look(some_of(r_l, some))
         sums = [R[l] if l in R else torch.zeros_like(W[l], dtype=kept) for l in W]
-        return [*sums, *self._seen()] if look else sums
+        return [*sums, *self._seen()] if watch else sums
 
     def _seen(self) -> list[Tensor]:
         """What was looked at, taken out of where it was added up."""
         watched, self._watched = self._watched, torch.zeros_like(self._watched)
-        return [watched, *(t for part in self._moments() for t in part.take())]
+        return [watched, *(t for part in self._looking() for t in part.take())]
 
-    def _total(
-        self, parts: list[list[Tensor]], look: bool, meanwhile: Callable[[], None]
-    ) -> tuple[Weights, list[Tensor]]:
+    def _total(self, parts: list[list[Tensor]], meanwhile: Callable[[], None]) -> tuple[Weights, list[Tensor]]:
         """R_l, and what all have seen, over all pieces of all ranks. One buffer crosses."""
         total = parts[0]
         if not self.comm.alone:
-            dtype = torch.float64 if look else parts[0][0].dtype
+            dtype = torch.float64 if self.watches() else parts[0][0].dtype
             pending = self.comm.totals_later(parts, dtype)
             meanwhile()
             total = pending.wait()
         R = {l: R_l.to(self.W[l].dtype) for l, R_l in zip(self.W, total, strict=False)}
         return R, total[len(R) :]
 
-    def _moments(self) -> list[AbstractMoment]:
-        return [*self.inputs.values(), *self.residuals.values()]
+    def _looking(self) -> list[AbstractMoment]:
+        return [*self.inputs.values(), *self.residuals.values()] if self.looks() else []
 
     def _chunks(self, piece: AbstractRows) -> Iterator[Batch]:
         """Products of the same rows round alike, so chunks end with the shards, unless there is little to do."""
@@ -251,6 +249,10 @@ class AnchoredADMM(AbstractMethod):
     def looks(self) -> bool:
         """Is the next step one that refreshes the second moments?"""
         return self.steps % self.refresh == 0 or self.steps in EARLY
+
+    def watches(self) -> bool:
+        """Is the loss looked at before the next step?"""
+        return self.looks() or (self.amplify and self.steps in LOUDER)
 
     def weights(self) -> Weights:
         """The average of W, or W itself with average=False, as the model takes them; copies."""
@@ -374,7 +376,7 @@ class AnchoredADMM(AbstractMethod):
         if self.amplify and self.steps in LOUDER and rows >= AUDIENCE:
             self._amplify([now, *others])
         sums = iter(seen[1:])
-        for part in self._moments():
+        for part in self._looking():
             part.refresh(list(islice(sums, part.sums)), rows)
         return True
 

@@ -14,7 +14,7 @@ from .data import AbstractRows, Chunk
 __all__ = ["Scaling", "looked", "measured"]
 
 LOOKS, LOOK_ROWS = 16, 4096  # of more rows, so many stretches of so many are looked at
-GLANCE_ROWS = 32  # in place of LOOK_ROWS, to see whether they are raw: most are not, and training waits
+GLANCES, GLANCE_ROWS = 8, 64  # fewer, to see whether they are raw: most are not, and training waits
 REACH = 10.0  # no value looked at ends up further out: a column that is almost always the same would, by its spread
 RAW = 10.0  # columns whose root mean square is beyond this, or all of them below its inverse, are in raw units
 
@@ -58,9 +58,9 @@ def measured(rows: AbstractRows, bias: bool, wanted: bool | None, comm: Abstract
     """
     if not (_look_raw(rows, comm) if wanted is None else wanted):
         return None
-    mean, square = _moments(rows, LOOK_ROWS, comm)
+    mean, square = _moments(rows, comm)
     reach = torch.zeros_like(mean)
-    for _, (_, x, _) in looked(rows, _stretches(rows.total, LOOK_ROWS), comm):
+    for _, (_, x, _) in looked(rows, _stretches(rows.total, LOOKS, LOOK_ROWS), comm):
         reach = torch.maximum(reach, (x - mean).abs().amax(0))
     reach = comm.gather_later(reach).wait().amax(0)
     rms = square.sqrt()
@@ -72,7 +72,7 @@ def measured(rows: AbstractRows, bias: bool, wanted: bool | None, comm: Abstract
 
 
 def _look_raw(rows: AbstractRows, comm: AbstractComm) -> bool:
-    stretches = _stretches(rows.total, GLANCE_ROWS)
+    stretches = _stretches(rows.total, GLANCES, GLANCE_ROWS)
     squares = [rows.like.new_zeros(rows.like.shape[1], dtype=torch.float64) for _ in comm.starts(rows)]
     for part, (_, x, _) in looked(rows, stretches, comm):
         squares[part] += x.double().square().sum(0)
@@ -80,9 +80,9 @@ def _look_raw(rows: AbstractRows, comm: AbstractComm) -> bool:
     return bool((largest > RAW) | (largest < 1 / RAW))
 
 
-def _moments(rows: AbstractRows, size: int, comm: AbstractComm) -> tuple[Tensor, Tensor]:
+def _moments(rows: AbstractRows, comm: AbstractComm) -> tuple[Tensor, Tensor]:
     """Mean and mean square of each feature, in float64, over the rows looked at."""
-    stretches = _stretches(rows.total, size)
+    stretches = _stretches(rows.total, LOOKS, LOOK_ROWS)
     sums = [rows.like.new_zeros(2, rows.like.shape[1], dtype=torch.float64) for _ in comm.starts(rows)]
     for part, (_, x, _) in looked(rows, stretches, comm):
         sums[part] += torch.stack([x.double().sum(0), x.double().square().sum(0)])
@@ -100,10 +100,10 @@ def looked(rows: AbstractRows, stretches: Sequence[slice], comm: AbstractComm) -
                     yield part, Chunk(chunk.rows, comm.aligned(chunk.x), chunk.y)
 
 
-def _stretches(count: int, size: int) -> list[slice]:
-    if count <= LOOKS * size:
+def _stretches(count: int, looks: int, size: int) -> list[slice]:
+    if count <= looks * size:
         return [slice(i, min(i + size, count)) for i in range(0, count, size)]
-    starts = [round(i * (count - size) / (LOOKS - 1)) for i in range(LOOKS)]
+    starts = [round(i * (count - size) / (looks - 1)) for i in range(looks)]
     return [slice(start, start + size) for start in starts]
 
 
