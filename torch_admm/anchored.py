@@ -357,7 +357,7 @@ class AnchoredADMM(AbstractMethod):
         )
 
     def _watch(self, m: Tensor, y: Tensor) -> None:
-        """Add up the rows and their loss; after the first step, also the loss of no output and of louder ones."""
+        """Add up the rows and their loss; at the first steps, also the loss of no output and of louder ones."""
         gains = (*GAINS, 0.0) if self.steps in LOUDER else GAINS[:1]
         z, y = torch.cat([m * gain for gain in gains]), torch.cat([y] * len(gains))
         losses = self.loss(z, y).double().view(len(gains), -1).sum(1)

@@ -31,7 +31,7 @@ __all__ = [
 
 FULL = 64  # up to so many columns G itself is kept
 RIDGE_FULL, RIDGE_LEADING = 0.5, 4.0  # rho unless given: where all directions are known, more can be made of them
-LEADING = 16  # of more, so many eigenvectors: with a ridge of rho s and rho around 1 the others are hardly damped
+LEADING = 16  # of more, so many eigenvectors: with a ridge of rho s the others are hardly damped
 LOOK_ROWS = 128  # of a mini-batch that are looked at for moments and loss, or a quarter of its rows
 GOLDEN = (math.sqrt(5) - 1) / 2  # its multiples, modulo one, keep their distance from one another
 SLOWEST = 0.1  # weight of the newest rows once the mean over all refreshes has become as slow
