@@ -72,11 +72,8 @@ class AbstractGradientMethod(AbstractMethod):
 
     def mean_gradient(self, pieces: Sequence[Iterable[Pair]], dtype: torch.dtype) -> float:
         """The mean loss over the rows of all ranks, its gradient left in the parameters. It crosses as `dtype`."""
-        parts = [self._sums(chunks) for chunks in pieces]
-        total = parts[0]
-        if not self.comm.alone:
-            total = self.comm.totals_later(parts, dtype).wait()
-        *gradients, numbers = total
+        over = self.rows if self.comm.deterministic else None  # else in whatever order is fastest
+        *gradients, numbers = self.comm.totals_later(map(self._sums, pieces), dtype, over).wait()
         loss, count = numbers.tolist()
         torch._foreach_div_(gradients, count)
         for p, gradient in zip(self.model.parameters(), gradients, strict=True):

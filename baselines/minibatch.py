@@ -23,7 +23,7 @@ class AbstractMiniBatchMethod(AbstractGradientMethod):
 
     def step(self) -> None:
         for pieces in self.batches(self.batch_size or self.default_batch):
-            if self.comm.alone:
+            if self.comm.size == 1 and not self.comm.deterministic:
                 self._backward(*pieces[0])
             else:
                 self.mean_gradient([[piece] for piece in pieces], self.problem.dtype)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from torch_admm import AbstractMethod, Problem
 from torch_admm.comm import AbstractComm
-from torch_admm.precision import in_double
+from torch_admm.precision import suited
 from torch_admm.problem import Weights
 
 __all__ = ["RARER", "InParts"]
@@ -39,8 +39,7 @@ class InParts(AbstractMethod):
     def init(self, problem: Problem, rows: Any, *, batch_size: int | None, seed: int) -> None:
         self.slice: AbstractSlice = SliceOfTime() if self.comm.size == 1 else SliceTogether(self.comm)
         mine = self.all_rows.part(self.comm.rank, self.comm.size)
-        if self.method.is_little(problem, mine, batch_size):  # as `fit` would
-            problem, mine = in_double(problem, mine)
+        problem, mine = suited(problem, mine, self.method.is_little(problem, mine, batch_size))  # as `fit` does
         self.rows = _RowsInParts(mine, self.slice)
         in_parts: Any = self.rows
         self.method.comm = self.comm

@@ -49,7 +49,8 @@ class AbstractSearchingMethod(AbstractGradientMethod):
         self.epoch += 1
 
     def _all(self) -> Pieces:
-        return [((x, y) for _, x, y in piece.chunks(self.chunk_rows)) for piece in self.comm.pieces(self.rows)]
+        pieces = self.comm.pieces(self.rows) if self.comm.deterministic else [self.rows]
+        return [((x, y) for _, x, y in piece.chunks(self.chunk_rows)) for piece in pieces]
 
     def _split(self, pieces: Sequence[Pair]) -> Pieces:
         return [zip(*(column.split(self.chunk_rows) for column in piece), strict=True) for piece in pieces]

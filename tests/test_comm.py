@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import time
+from itertools import combinations, pairwise
 from typing import Any
 
 import pytest
@@ -16,7 +17,9 @@ import torch
 
 from torch_admm import comm
 from torch_admm.comm import AbstractComm, Solo, group, launched
-from torch_admm.comm.tree import branches, stretches, tree_sum
+from torch_admm.comm.tree import Growing, branches, tree_sum
+from torch_admm.data import Rows
+from torch_admm.data.shards import Shards
 from torch_admm.errors import CommError, RankError
 
 from .helpers import rng
@@ -87,20 +90,42 @@ def test_the_tree_does_not_depend_on_who_holds_the_leaves() -> None:
     leaves = [torch.randn(50, generator=rng(i)) for i in range(24)]
     tree = (0, 24)
     whole = tree_sum(tree, {(i, i + 1): leaf for i, leaf in enumerate(leaves)})
-    for counts in ([24], [12, 12], [8, 8, 8], [6] * 4, [3] * 8, [1] * 24, [5, 0, 19], [0, 0, 7, 17]):
+    for cuts in ([24], [12, 24], [8, 16, 24], [6, 12, 18, 24], range(3, 25, 3), range(1, 25), [5, 5, 24], [0, 7, 24]):
         known: dict[tuple[int, int], torch.Tensor] = {}
-        for stretch in stretches(counts):
+        for stretch in pairwise([0, *cuts]):
             mine = {(i, i + 1): leaves[i] for i in range(*stretch)}
             known |= {branch: tree_sum(branch, mine) for branch in branches(tree, stretch)}
-        assert torch.equal(tree_sum(tree, known), whole), counts
+        assert torch.equal(tree_sum(tree, known), whole), cuts
     assert not torch.equal(torch.stack(leaves).sum(0), whole)  # so the order does matter
+
+
+@pytest.mark.parametrize("number", [1, 2, 24, 25])
+def test_leaves_that_come_one_by_one_make_the_same_sums(number: int) -> None:
+    """Of every stretch, with few of them there at a time, whatever is added as float64."""
+    tree = (0, number)
+    leaves = [[torch.randn(7, generator=rng(i)), torch.randn(2, 3, generator=rng(-i - 1)).T] for i in range(number)]
+    for begin, end in combinations(range(number + 1), 2):
+        growing = Growing(tree, (begin, end), torch.float64)
+        for leaf in leaves[begin:end]:
+            growing.add(leaf)
+            assert len(growing.sums) <= 2 * number.bit_length() - 1
+        wanted = branches(tree, (begin, end))
+        assert len(growing.sums) == len(wanted)
+        for branch, found in zip(wanted, growing.sums, strict=True):
+            for i, total in enumerate(found):
+                known = {(j, j + 1): leaves[j][i].double() for j in range(*branch)}
+                assert torch.equal(total, tree_sum(branch, known)), (begin, end, branch)
+        if begin == 0:
+            assert len(branches(tree, (0, end))) <= number.bit_length()
+    assert growing.came == [torch.float32, torch.float32]
+    assert all(total.is_contiguous() for total in growing.total())
 
 
 def test_one_process_is_the_trivial_case() -> None:
     alone = Solo()
     values = torch.arange(3.0)
     assert alone.sum_(values) is values
-    assert alone.total([values]) is values
+    assert alone.total([values], None) is values
     assert alone.largest(3, -1) == [3, -1]
     assert alone.texts("só") == ["só"]
     assert alone.all_true(True)
@@ -153,11 +178,10 @@ def _fail_on(culprit: bool, said: str) -> None:
 
 def _tree(ranks: AbstractComm) -> tuple[bytes, bytes, int]:
     """The sum of 25 leaves, unevenly dealt out, and all of them in order."""
-    cuts = [25 * i // ranks.size for i in range(ranks.size + 1)]
-    mine = range(cuts[ranks.rank], cuts[ranks.rank + 1])
-    leaves = [torch.randn(50, generator=rng(i)) for i in mine]
-    collected = torch.stack(ranks.collect(leaves))
-    return ranks.total(leaves).numpy().tobytes(), collected.numpy().tobytes(), torch.get_num_threads()
+    rows = Rows(torch.zeros(100, 1), torch.zeros(100), split=Shards(100, 25, range(25))).part(ranks.rank, ranks.size)
+    leaves = [torch.randn(50, generator=rng(i)) for i in rows.split.here]
+    collected = torch.stack(ranks.collect(leaves, rows))
+    return ranks.total(leaves, rows).numpy().tobytes(), collected.numpy().tobytes(), torch.get_num_threads()
 
 
 def _all(ranks: AbstractComm) -> dict[str, Any]:

@@ -72,6 +72,7 @@ class AnchoredADMM(AbstractMethod):
     guard: Guard
     scaling: Scaling | None
     _watched: Tensor
+    _over: AbstractRows | None  # whose pieces the last sweep had, see `sweep`
     _looked: list[list[tuple[Tensor, Tensor, Tensor | None]]]  # piece by piece: x, y, and which rows of a mini-batch
 
     def __init__(
@@ -150,11 +151,12 @@ class AnchoredADMM(AbstractMethod):
     def step(self) -> None:
         """One epoch of mini-batches, or one sweep over all rows."""
         if self.size >= self.rows.total:
-            self.sweep([self._chunks(piece) for piece in self.comm.pieces(self.rows)], self.rows.total, torch.float64)
+            pieces = [self._chunks(piece) for piece in self.comm.pieces(self.rows)]
+            self.sweep(pieces, self.rows.total, torch.float64, over=self.rows)
         else:
-            batches = Ahead(self._batches())
-            for pieces in batches:
-                self.sweep(pieces, self.size, meanwhile=batches.fetch)
+            batches, over = Ahead(self._batches()), self.rows if self.comm.deterministic else None
+            for batch in batches:
+                self.sweep(batch, self.size, meanwhile=batches.fetch, over=over)
         self.epoch += 1
         self._guard()
 
@@ -165,15 +167,16 @@ class AnchoredADMM(AbstractMethod):
         rows: int,
         kept: torch.dtype | None = None,
         meanwhile: Callable[[], None] = lambda: None,
+        over: AbstractRows | None = None,
     ) -> None:
         """One step of all weights, from the sums over the batches of all ranks; `rows` is their usual number.
 
-        What is here comes as `comm.pieces` has it; without other ranks, as one piece. Sums are kept as `kept`. While
-        they cross, something else can be done `meanwhile`.
+        What is here comes as `comm.pieces` has the rows `over` which it is; without them, as one piece. Sums are kept
+        as `kept`. While they cross, something else can be done `meanwhile`.
         """
-        self._looked = []
+        self._looked, self._over = [], over
         self.walk.factor(self.W, self.looks())
-        R, seen = self._total([self._sums(chunks, rows, kept) for chunks in pieces], meanwhile)
+        R, seen = self._total((self._sums(chunks, rows, kept) for chunks in pieces), kept or self.W[1].dtype, meanwhile)
         if seen and not self._refresh(R, seen):
             return
         for l in self.W:
@@ -215,14 +218,14 @@ class AnchoredADMM(AbstractMethod):
         watched, self._watched = self._watched, torch.zeros_like(self._watched)
         return [watched, *(t for part in self._looking() for t in part.take())]
 
-    def _total(self, parts: list[list[Tensor]], meanwhile: Callable[[], None]) -> tuple[Weights, list[Tensor]]:
+    def _total(
+        self, parts: Iterable[list[Tensor]], dtype: torch.dtype, meanwhile: Callable[[], None]
+    ) -> tuple[Weights, list[Tensor]]:
         """R_l, and what all have seen, over all pieces of all ranks. One buffer crosses."""
-        total = parts[0]
-        if not self.comm.alone:
-            dtype = torch.float64 if self.watches() else parts[0][0].dtype
-            pending = self.comm.totals_later(parts, dtype)
+        pending = self.comm.totals_later(parts, torch.float64 if self.watches() else dtype, self._over)
+        if self.comm.size > 1:
             meanwhile()
-            total = pending.wait()
+        total = pending.wait()
         R = {l: R_l.to(self.W[l].dtype) for l, R_l in zip(self.W, total, strict=False)}
         return R, total[len(R) :]
 
@@ -231,8 +234,8 @@ class AnchoredADMM(AbstractMethod):
 
     def _chunks(self, piece: AbstractRows) -> Iterator[Batch]:
         """Products of the same rows round alike, so chunks end with the shards, unless there is little to do."""
-        little = piece.total * self.problem.size <= LITTLE_SWEEP
-        shards = [piece] if little else [shard for _, shard in piece.shards()]
+        whole = self.comm.cuts(self.rows) or piece.total * self.problem.size <= LITTLE_SWEEP
+        shards = [piece] if whole else [shard for _, shard in piece.shards()]
         for shard in shards:
             for _, x, y in shard.chunks(self.chunk):
                 yield self.comm.aligned(x), y, None
@@ -340,7 +343,7 @@ class AnchoredADMM(AbstractMethod):
         for part, (_, x, y) in looked(rows, [slice(0, min(self.chunk, rows.total))], self.comm):
             outputs = (self.problem.forward(self.W, u) for u in (x, scaling(x)))
             losses[part] += torch.stack([self.loss(z, y).double().sum() for z in outputs])
-        as_they_are, as_fresh = self.comm.total(losses).tolist()
+        as_they_are, as_fresh = self.comm.total(losses, rows).tolist()
         if not as_fresh <= as_they_are:
             self.W[1] = scaling.unfold(self.W[1])
         self.scaling, self.mean[1], self.norm[1] = scaling, self.W[1].clone(), _size(self.W[1])
@@ -397,7 +400,7 @@ class AnchoredADMM(AbstractMethod):
             for x, y, some in batches:
                 z = self.problem.forward(self.guard.first_W, self._input(some_of(x, some)))
                 losses[piece] += self.loss(z, some_of(y, some)).double().sum()
-        return float(self.comm.total(losses))
+        return float(self.comm.total(losses, self._over))
 
     def _move(self, eta: float) -> None:
         norms = [vector_norm(t) for part in (self.V, self.W) for t in part.values()]

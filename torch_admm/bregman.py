@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, ClassVar, Literal, final
 
 import torch
@@ -10,20 +10,18 @@ from torch import Tensor
 
 from . import steps
 from .arguments import choice, per_layer, positive, positive_int
-from .data import AbstractRows, Chunk, take
+from .data import AbstractRows, take
 from .gram import Factor
 from .losses import loss_of
 from .method import AbstractMethod
 from .precision import LITTLE_SWEEP
 from .problem import Problem, Weights
 from .random import gaussian
-from .sums import Sums, merged, summed_at_once
+from .sums import Sums, gram_of, summed_at_once
 
 __all__ = ["BregmanADMM"]
 
 CHUNK_ENTRIES = 1 << 19  # of the widest layer: a chunk's temporaries then stay in the last-level cache
-
-WORTH_CUTTING = 256  # rows of a shard: with fewer, a chunk for each costs more than its rows
 
 
 @final
@@ -116,7 +114,7 @@ class BregmanADMM(AbstractMethod):
             solve = layers[l + 1].map.solve_input(W[l + 1], beta[l + 1], gamma[l])  # while sums are on their way
             # W_l <- z_l a_{l-1}^+
             W[l] = sums[l].solve()
-            for part, (rows, x, _) in self._portions(self.size):
+            for part, (rows, x, _) in self.comm.portions(self.rows, self.size):
                 # a_l <- (beta W_{l+1}'W_{l+1} + gamma I)^-1 (beta W_{l+1}'z_{l+1} + gamma h_l(z_l))
                 a_rows, z_rows, z_next = take(a[l], rows), take(z[l], rows), self._target(l + 1, rows)
                 h_z = layers[l].h(self._load(z[l], rows), self._offer(a_rows))
@@ -136,7 +134,7 @@ class BregmanADMM(AbstractMethod):
         # W_L <- z_L a_{L-1}^+
         W[L] = sums[L].solve()
         self.sweeps += 1
-        for part, (rows, x, y) in self._portions(self.output_size):
+        for part, (rows, x, y) in self.comm.portions(self.rows, self.output_size):
             # z_L <- argmin_z loss(z, y) + <lam, z> + beta ||z - m_L||^2
             m = layers[L].map.forward(W[L], self._input(L, rows, x))
             lam = self._load(self.lam, rows)
@@ -157,7 +155,7 @@ class BregmanADMM(AbstractMethod):
     def measures(self) -> dict[str, float]:
         """Root mean squares of z_l - m_l (`residual_z`), a_l - h_l(z_l) (`residual_a`) and of lam, over all layers."""
         squares = [torch.zeros(3, dtype=torch.float64, device=self.problem.device) for _ in self.comm.starts(self.rows)]
-        for part, (rows, x, _) in self._portions(self.size):
+        for part, (rows, x, _) in self.comm.portions(self.rows, self.size):
             z_m, a_h, lam = squares[part].unbind()
             lam += self._load(self.lam, rows).double().square().sum()
             for l, layer in self.problem.layers.items():
@@ -168,7 +166,7 @@ class BregmanADMM(AbstractMethod):
         widths = [layer.map.outputs for layer in self.problem.layers.values()]
         entries = sum(widths), max(1, sum(widths[:-1])), widths[-1]
         names = "residual_z", "residual_a", "multiplier"
-        total = self.comm.total(squares).tolist()
+        total = self.comm.total(squares, self.rows).tolist()
         return {k: (v / (n * self.rows.total)) ** 0.5 for k, v, n in zip(names, total, entries, strict=True)}
 
     def state_dict(self) -> dict[str, Any]:
@@ -215,32 +213,19 @@ class BregmanADMM(AbstractMethod):
 
     def _add_all(self, l: int) -> None:
         """As a sweep would: the same rows at a time give the same bits."""
-        for part, (rows, x, _) in self._portions(self.size if self.problem.L > 1 else self.output_size):
+        for part, (rows, x, _) in self.comm.portions(self.rows, self.size if self.problem.L > 1 else self.output_size):
             self.sums[l].add(self._input(l, rows, x), self._target(l, rows), part)
         self.sums[l].send()
 
     def _factor_data(self) -> Factor:
         linear, W = self.problem.layers[1].map, self.W[1]
-        grams = [linear.gram(W, torch.float64) for _ in self.comm.starts(self.rows)]
         size = min(self.size, max(1, CHUNK_ENTRIES // self.problem.inputs))  # each is converted to float64
-        for part, chunk in self._portions(size):
-            grams[part].accumulate(chunk.x)
-        return merged(grams, self.rows, self.comm).factor(self.ridge)
-
-    def _portions(self, size: int) -> Iterator[tuple[int, Chunk]]:
-        """Chunks end with the shards, if these are not tiny: the same rows then round alike on any number of ranks."""
-        if self.comm.deterministic or self.rows.total < WORTH_CUTTING * self.rows.split.number:
-            yield from self.comm.portions(self.rows, size)
-            return
-        for _, shard in self.rows.shards():
-            offset = shard.first - self.rows.first
-            for part, (rows, x, y) in self.comm.portions(shard, size):
-                yield part, Chunk(slice(rows.start + offset, rows.stop + offset), x, y)
+        return gram_of(linear, W, self.rows, size, self.comm).factor(self.ridge)
 
     def _draw(self, seed: int) -> None:
         """Gaussian a and z; the W from them are what the first a steps see."""
         L = self.problem.L
-        for _, (rows, _, _) in self._portions(self.size):
+        for _, (rows, _, _) in self.comm.portions(self.rows, self.size):
             numbers = slice(self.rows.first + rows.start, self.rows.first + rows.stop)
             for stream, state in enumerate([*self.a.values(), *self.z.values()]):
                 self._store(take(state, rows), gaussian(numbers, state.shape[1], seed, stream, self.W[L]))
@@ -250,7 +235,7 @@ class BregmanADMM(AbstractMethod):
 
     def _run_forward(self, seed: int) -> None:
         """a and z at the model's own forward pass; the seed has no part in it."""
-        for _, (rows, x, _) in self._portions(self.size):
+        for _, (rows, x, _) in self.comm.portions(self.rows, self.size):
             a = x
             for l, layer in self.problem.layers.items():
                 m = layer.map.forward(self.W[l], a)

@@ -18,7 +18,7 @@ from .errors import CheckpointError
 from .identity import identity, settings_of
 from .judge import Judge
 from .method import AbstractMethod
-from .precision import in_double
+from .precision import suited
 from .problem import Problem, from_module
 from .record import AbstractSink, Clock, ProgressBar, Row
 from .run import Run, conditions
@@ -125,7 +125,7 @@ def fit(
     method.comm = comm
     with clock, conditions(problem.device, comm):
         little = not deterministic and method.is_little(problem, rows, batch_size)
-        method.init(*(in_double(problem, rows) if little else (problem, rows)), batch_size=batch_size, seed=seed)
+        method.init(*suited(problem, rows, little), batch_size=batch_size, seed=seed)
         if state is not None:
             method.load_state_dict(state)
             problem.write(method.weights())

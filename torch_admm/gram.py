@@ -66,12 +66,10 @@ class Gram:
         self.count += len(a)
         if self.bias:
             self.total += a.sum(0)
-        if self._upper is None:
-            assert self._rows is not None
+        if self._rows is not None and self.count < self.columns:
             self._rows.append(a.clone())
-            if self.count >= self.columns:
-                self._collapse()
         else:
+            self._collapse()
             self._add(a)
 
     def merge(self, other: Gram) -> None:
@@ -97,7 +95,7 @@ class Gram:
             return [self.total, place]
         self._collapse()
         assert self._upper is not None
-        return [self.total, self._upper[_upper(self.columns, self.total.device)]]
+        return [self.total, self._upper.view(-1).index_select(0, _upper(self.columns, self.total.device))]
 
     def unpack(self, sums: Sequence[Tensor], total: int) -> None:
         """Take the place of a Gram that has seen the `total` rows of all ranks."""
@@ -106,7 +104,7 @@ class Gram:
             self._rows, self._upper = [values], None
         else:
             self._rows, self._upper = None, torch.zeros_like(self.total).repeat(self.columns, 1)
-            self._upper[_upper(self.columns, values.device)] = values
+            self._upper.view(-1).index_copy_(0, _upper(self.columns, values.device), values)
 
     def matrix(self) -> Tensor:
         """a'a, (columns, columns) in float64."""
@@ -232,10 +230,10 @@ def blocks(columns: int) -> list[tuple[int, int]]:
 
 
 @lru_cache
-def _upper(columns: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Where the entries on and above the diagonal are."""
+def _upper(columns: int, device: torch.device) -> Tensor:
+    """Where the entries on and above the diagonal are, counted row by row."""
     rows, across = torch.triu_indices(columns, columns, device=device).unbind()
-    return rows, across
+    return rows * columns + across
 
 
 def _shifted_inverse(S: Tensor, delta: float) -> Tensor:

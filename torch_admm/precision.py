@@ -2,7 +2,8 @@
 
 How rows are grouped, and so the number of ranks, decides how their sums round. Of a float32 run that is seen in the
 last bits of the first weights, and training makes more of it from step to step; of a float64 run nothing is seen in
-float32 weights.
+float32 weights. A model that is float64 itself has no more digits to hide it in: its sums over all rows are made shard
+by shard, however few they are.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from .data import AbstractRows, Chunk
 from .data.shards import Shards
 from .problem import Problem, from_module
 
-__all__ = ["LITTLE_STEP", "LITTLE_SWEEP", "in_double"]
+__all__ = ["LITTLE_STEP", "LITTLE_SWEEP", "suited"]
 
 LITTLE_STEP = 1 << 15  # rows of a step times weights of the net, up to which nothing but calls takes time
 LITTLE_SWEEP = (
@@ -26,16 +27,25 @@ LITTLE_SWEEP = (
 )  # the same of all rows at once: the other way to equal sums, shard by shard, costs more than this
 
 
-def in_double(problem: Problem, rows: AbstractRows) -> tuple[Problem, AbstractRows]:
-    """The same problem on a copy of the model, and its rows; what is trained fits into the user's model as it is."""
+def suited(problem: Problem, rows: AbstractRows, little: bool) -> tuple[Problem, AbstractRows]:
+    """A problem and its rows as they are trained: `little` ones in double precision, on a copy of the model.
+
+    What is trained fits into the user's model as it is.
+    """
     if problem.dtype == torch.float64:
+        rows = copy.copy(rows)
+        rows.cut = True
+        return problem, rows
+    if not little:
         return problem, rows
     return from_module(copy.deepcopy(problem.model).double(), problem.loss), _InDouble(rows)
 
 
 @final
 class _InDouble(AbstractRows):
-    """Rows of any kind, converted as they come."""
+    """Rows of any kind, converted as they come; float32 weights do not show how sums over them round."""
+
+    cut = False
 
     def __init__(self, rows: AbstractRows) -> None:
         self.rows, self.count, self.first, self.split = rows, rows.count, rows.first, rows.split

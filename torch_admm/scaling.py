@@ -76,7 +76,7 @@ def _look_raw(rows: AbstractRows, comm: AbstractComm) -> bool:
     squares = [rows.like.new_zeros(rows.like.shape[1], dtype=torch.float64) for _ in comm.starts(rows)]
     for part, (_, x, _) in looked(rows, stretches, comm):
         squares[part] += x.double().square().sum(0)
-    largest = (comm.total(squares).max() / _count(stretches)).sqrt()
+    largest = (comm.total(squares, rows).max() / _count(stretches)).sqrt()
     return bool((largest > RAW) | (largest < 1 / RAW))
 
 
@@ -86,7 +86,7 @@ def _moments(rows: AbstractRows, comm: AbstractComm) -> tuple[Tensor, Tensor]:
     sums = [rows.like.new_zeros(2, rows.like.shape[1], dtype=torch.float64) for _ in comm.starts(rows)]
     for part, (_, x, _) in looked(rows, stretches, comm):
         sums[part] += torch.stack([x.double().sum(0), x.double().square().sum(0)])
-    mean, square = (comm.total(sums) / _count(stretches)).unbind()
+    mean, square = (comm.total(sums, rows) / _count(stretches)).unbind()
     return mean, square
 
 

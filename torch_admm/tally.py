@@ -33,7 +33,7 @@ class AbstractTally(abc.ABC):
 
 def tally_for(problem: Problem, rows: AbstractRows, comm: AbstractComm) -> AbstractTally:
     """Rows that are in memory anyway are scored at once; others by sums, where the metric is made of sums."""
-    kind = _Whole if rows.resident and comm.alone else STREAMED.get(problem.loss.metric, _Whole)
+    kind = _Whole if rows.resident and comm.alone(rows) else STREAMED.get(problem.loss.metric, _Whole)
     return kind(problem, rows, comm)
 
 
@@ -72,7 +72,7 @@ class _AbstractStreamed(AbstractTally):
         self.parts[part] = self.joined(self.parts[part], counted)
 
     def figures(self) -> tuple[float, float]:
-        total = reduce(self.joined, self.comm.collect(self.parts))
+        total = reduce(self.joined, self.comm.collect(self.parts, self.rows))
         count, loss, *_ = total.tolist()
         return loss / count, self.score(total)
 
@@ -101,7 +101,7 @@ class _Accuracy(_AbstractStreamed):
         return 1
 
     def of(self, z: Tensor, y: Tensor) -> Tensor:
-        right = self.problem.loss.score(z, y) * len(z)
+        right = round(self.problem.loss.score(z, y) * len(z))  # whole rows, whose sum is exact
         return torch.tensor([right], dtype=torch.float64, device=z.device)
 
     def joined(self, first: Tensor, second: Tensor) -> Tensor:

@@ -11,11 +11,13 @@ from .base import AbstractComm, Pending, Solo
 from .group import Group
 from .launch import Launch, launched
 from .start import BACKENDS, current, start
+from .tree import Growing
 
 __all__ = [
     "BACKENDS",
     "AbstractComm",
     "Group",
+    "Growing",
     "Launch",
     "Pending",
     "Solo",

@@ -4,22 +4,28 @@ from __future__ import annotations
 
 import abc
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import lru_cache
 from typing import Any, Generic, TypeVar, final
 
 import torch
 from torch import Tensor
 
 from ..data import AbstractRows, Chunk
+from ..data.shards import share
 from ..errors import RankError
-from .tree import Branch, branches, stretches, tree_sum
+from .tree import Branch, Growing, branches, tree_sum
 
 __all__ = ["AbstractComm", "Pending", "Solo", "pack", "unpack"]
 
 Result = TypeVar("Result")
 
 ALIGNMENT = 64  # bytes: products of rows that start elsewhere may round otherwise
+USUAL_ALIGNMENT = 16  # on the CPUs at hand this is enough, and most rows start so
+WORTH_CUTTING = 256  # rows of a shard: with fewer, a chunk for each costs more than its rows
+GATHERED = 8  # ranks up to which all get the branches of all; with more that would be too much to send
+ONE_LEAF: Branch = (0, 1)
 
 
 @final
@@ -43,8 +49,8 @@ class Pending(Generic[Result]):
 class AbstractComm(abc.ABC):
     """One process among `size`, as number `rank`. All ranks make the same calls in the same order.
 
-    With `deterministic`, sums over rows are made shard by shard, and those of the shards are added up in a fixed order:
-    any number of ranks gives the same bits.
+    Sums over all rows are made shard by shard, and those of the shards are added up in a fixed order: any number of
+    ranks gives the same bits. With `deterministic` that holds for mini-batches, for little sums and for many ranks too.
     """
 
     rank: int
@@ -67,11 +73,6 @@ class AbstractComm(abc.ABC):
     @abc.abstractmethod
     def from_first_(self, values: Tensor) -> Tensor:
         """The values of rank 0, written over those of the others."""
-
-    @property
-    def alone(self) -> bool:
-        """Is there nothing to add up but what is here, in whatever order?"""
-        return self.size == 1 and not self.deterministic
 
     def sum_(self, values: Tensor) -> Tensor:
         """The sum over all ranks, in place."""
@@ -115,6 +116,15 @@ class AbstractComm(abc.ABC):
             if text:
                 raise RankError(f"rank {other}: {text}")
 
+    def cuts(self, rows: AbstractRows) -> bool:
+        """Are sums over all of these rows made shard by shard, and those of the shards added up in a fixed order?"""
+        worth = rows.total >= WORTH_CUTTING * rows.split.number if rows.cut is None else rows.cut
+        return self.deterministic or worth
+
+    def alone(self, rows: AbstractRows) -> bool:
+        """Is there nothing to add up but what is here, in whatever order?"""
+        return self.size == 1 and not self.cuts(rows)
+
     def portions(self, rows: AbstractRows, size: int) -> Iterator[tuple[int, Chunk]]:
         """The rows here in chunks, each with the number of the part of `total` that it belongs to."""
         for number, piece in enumerate(self.pieces(rows)):
@@ -125,59 +135,80 @@ class AbstractComm(abc.ABC):
 
     def pieces(self, rows: AbstractRows) -> Sequence[AbstractRows]:
         """What is summed by itself before anything is added to it: all rows here, or one shard."""
-        return [shard for _, shard in rows.shards()] if self.deterministic else [rows]
+        return [shard for _, shard in rows.shards()] if self.cuts(rows) else [rows]
 
     def starts(self, rows: AbstractRows) -> list[int]:
         """The first row of each piece, among those of all ranks."""
-        return [rows.first + part.start for part in rows.split.local()] if self.deterministic else [rows.first]
+        return [rows.first + part.start for part in rows.split.local()] if self.cuts(rows) else [rows.first]
 
     def aligned(self, values: Tensor) -> Tensor:
-        """The values where products of them always round alike; in the fast mode, as they are."""
+        """The values where products of them always round alike."""
         return values if self.is_aligned(values) else values.clone()
 
     def is_aligned(self, values: Tensor) -> bool:
-        """Do products of them round as those of any copy would? In the fast mode nobody asks."""
-        return not (self.deterministic and values.data_ptr() % ALIGNMENT)
+        """Do products of them round as those of any copy would?"""
+        return not values.data_ptr() % (ALIGNMENT if self.deterministic else USUAL_ALIGNMENT)
 
-    def total(self, parts: Sequence[Tensor]) -> Tensor:
-        """The sum over all pieces of all ranks; `parts` has one tensor a piece, and may be used up."""
-        return self.total_later(parts).wait()
+    def total(self, parts: Sequence[Tensor], rows: AbstractRows | None) -> Tensor:
+        """The sum over the pieces of these rows, of all ranks; `parts` has one tensor a piece, and may be used up.
 
-    def total_later(self, parts: Sequence[Tensor]) -> Pending[Tensor]:
-        """As `total`, but only start it."""
-        if not self.deterministic:
-            return self.sum_later(parts[0])
-        held = stretches(self._counts(len(parts)))
-        tree, begin = (0, held[-1][1]), held[self.rank][0]
-        leaves: dict[Branch, Tensor] = {(begin + i, begin + i + 1): part for i, part in enumerate(parts)}
-        if self.size == 1:
-            return Pending(lambda: tree_sum(tree, leaves))
-        owned = [branches(tree, stretch) for stretch in held]
-        sums = [tree_sum(branch, leaves) for branch in owned[self.rank]]
-        pending = self._padded_later(sums, max(map(len, owned)))
+        Without rows, which is for mini-batches, each rank has one part, and the order of their sum is open.
+        """
+        (total,) = self.totals_later(([part] for part in parts), parts[0].dtype, rows).wait()
+        return total
 
-        def finish() -> Tensor:
+    def totals_later(
+        self, parts: Iterable[Sequence[Tensor]], dtype: torch.dtype, rows: AbstractRows | None
+    ) -> Pending[list[Tensor]]:
+        """As `total`, but only start it, with several tensors a piece, which cross in one buffer as numbers of `dtype`.
+
+        Parts that are made when they are asked for are added up as they come: few are there at a time.
+        """
+        if rows is None or not self.cuts(rows):
+            (part,) = parts
+            return self.sums_later(part, dtype)
+        growing = self.growing(rows, dtype)
+        for part in parts:
+            growing.add(part)
+        return self.send(growing)
+
+    def growing(self, rows: AbstractRows, dtype: torch.dtype) -> Growing:
+        """To add up the parts of the pieces of these rows as they come; then `send` it."""
+        if not self.cuts(rows):
+            return Growing(ONE_LEAF, ONE_LEAF, dtype)
+        number = rows.split.number
+        return Growing((0, number), _held(number, self.size)[self.rank], dtype)
+
+    def send(self, growing: Growing) -> Pending[list[Tensor]]:
+        """Start to add up what all ranks have grown; no part is added after that."""
+        pending, came = self._crossing(growing), growing.came
+        return Pending(lambda: [t.to(dtype) for t, dtype in zip(pending.wait(), came, strict=True)])
+
+    def _crossing(self, growing: Growing) -> Pending[list[Tensor]]:
+        """Branches are gathered, unless the order is open, or they are too many to send, or two have but one order."""
+        tree, dtype = growing.tree, growing.dtype
+        owned = [branches(tree, held) for held in _held(tree[1], self.size)]
+        most = max(map(len, owned))
+        if (most == 1 and self.size <= 2) or tree == ONE_LEAF or (self.size > GATHERED and not self.deterministic):
+            return self.sums_later(growing.total(), dtype)
+        pending = self._padded_later([pack(part, dtype) for part in growing.sums], most)
+
+        def finish() -> list[Tensor]:
             came = pending.wait()
             known = {b: came[rank, i] for rank, theirs in enumerate(owned) for i, b in enumerate(theirs)}
-            return tree_sum(tree, known)
+            return unpack(tree_sum(tree, known), growing.sums[0])
 
         return Pending(finish)
-
-    def totals_later(self, parts: Sequence[Sequence[Tensor]], dtype: torch.dtype) -> Pending[list[Tensor]]:
-        """As `total_later`, of several tensors a piece, which cross in one buffer as numbers of `dtype`."""
-        if not self.deterministic:
-            return self.sums_later(parts[0], dtype)
-        pending, like = self.total_later([pack(part, dtype) for part in parts]), parts[0]
-        return Pending(lambda: unpack(pending.wait(), like))
 
     def sums_later(self, tensors: Sequence[Tensor], dtype: torch.dtype) -> Pending[list[Tensor]]:
         """Start to add up several tensors over all ranks, in one buffer of `dtype`."""
         pending = self.sum_later(pack(tensors, dtype))
         return Pending(lambda: unpack(pending.wait(), tensors))
 
-    def collect(self, parts: Sequence[Tensor]) -> list[Tensor]:
-        """The parts of all pieces of all ranks, in order; for small ones."""
-        counts = self._counts(len(parts)) if self.deterministic else [1] * self.size
+    def collect(self, parts: Sequence[Tensor], rows: AbstractRows) -> list[Tensor]:
+        """The parts of all pieces of these rows, of all ranks, in order; for small ones."""
+        number = rows.split.number if self.cuts(rows) else self.size
+        counts = [stop - start for start, stop in _held(number, self.size)]
         came = self._padded_later(parts, max(counts)).wait()
         return [part for theirs, count in zip(came.unbind(), counts, strict=True) for part in theirs.unbind()[:count]]
 
@@ -193,16 +224,6 @@ class AbstractComm(abc.ABC):
             sent = torch.cat([sent, sent.new_zeros(most - len(parts), *sent.shape[1:])])
         return self.gather_later(sent)
 
-    def _counts(self, mine: int) -> list[int]:
-        """How many pieces each rank has, at least one; shards are dealt out by rank, so this is asked once."""
-        if self._pieces is None:
-            counts = self.gather_later(torch.tensor([mine])).wait().flatten()
-            self._pieces = [int(count) for count in counts]
-        assert self._pieces[self.rank] == mine
-        return self._pieces
-
-    _pieces: list[int] | None = None
-
 
 @final
 class Solo(AbstractComm):
@@ -215,6 +236,9 @@ class Solo(AbstractComm):
 
     def sum_later(self, values: Tensor) -> Pending[Tensor]:
         return Pending(lambda: values)
+
+    def sums_later(self, tensors: Sequence[Tensor], dtype: torch.dtype) -> Pending[list[Tensor]]:
+        return Pending(lambda: list(tensors))
 
     def gather_later(self, values: Tensor) -> Pending[Tensor]:
         return Pending(lambda: values.unsqueeze(0))
@@ -232,6 +256,16 @@ def pack(tensors: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
 
 
 def unpack(packed: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
-    """The tensors that were packed; `like` has their shapes and dtypes."""
+    """The tensors that were packed, in memory of their own: products round by where they start.
+
+    `like` has their shapes and dtypes.
+    """
     parts = packed.split([t.numel() for t in like])
-    return [part.view(t.shape).to(t.dtype) for part, t in zip(parts, like, strict=True)]
+    return [part.view(t.shape).to(t.dtype, copy=True) for part, t in zip(parts, like, strict=True)]
+
+
+@lru_cache
+def _held(number: int, ranks: int) -> list[Branch]:
+    """Which of so many shards each rank has, as `Shards.part` deals them out."""
+    shares = (share(number, rank, ranks) for rank in range(ranks))
+    return [(mine.start, mine.stop) for mine in shares]

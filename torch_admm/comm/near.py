@@ -96,7 +96,7 @@ class Near:
 
     def gather(self, values: Tensor, came: Tensor) -> Pending[Tensor]:
         flat, lines = values.view(-1), came.view(self.size, -1)
-        return self._start([flat], flat.dtype, lambda slots: _copy(torch.stack(slots.values), lines), came)
+        return self._start([flat], flat.dtype, lambda slots: _stack(slots.values, lines), came)
 
     def close(self) -> None:
         """The others hear of it at once."""
@@ -211,6 +211,10 @@ def _add(theirs: Sequence[Tensor], out: Tensor) -> None:
 
 def _copy(found: Tensor, to: Tensor) -> None:
     to.copy_(found)
+
+
+def _stack(theirs: Sequence[Tensor], out: Tensor) -> None:
+    torch.stack(list(theirs), out=out)
 
 
 def meet(comm: AbstractComm, seconds: float) -> Near | None:

@@ -7,29 +7,26 @@ them adds up the largest whole branches within it; only these cross, and everybo
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import accumulate
+from functools import lru_cache
+from typing import final
 
+import torch
 from torch import Tensor
 
-__all__ = ["branches", "stretches", "tree_sum"]
+__all__ = ["Branch", "Growing", "branches", "tree_sum"]
 
 Branch = tuple[int, int]  # of the leaves from .. to
 
 
-def stretches(counts: Sequence[int]) -> list[Branch]:
-    """The leaves of each rank, where the first has counts[0] of them, and so on."""
-    ends = list(accumulate(counts))
-    return [(end - count, end) for count, end in zip(counts, ends, strict=True)]
-
-
-def branches(tree: Branch, stretch: Branch) -> list[Branch]:
+@lru_cache(maxsize=1024)
+def branches(tree: Branch, stretch: Branch) -> tuple[Branch, ...]:
     """The largest branches of the tree that lie within the stretch."""
     if stretch[0] <= tree[0] and tree[1] <= stretch[1]:
-        return [tree] if tree[0] < tree[1] else []
+        return (tree,) if tree[0] < tree[1] else ()
     if tree[1] <= stretch[0] or stretch[1] <= tree[0]:
-        return []
+        return ()
     left, right = _halves(tree)
-    return [*branches(left, stretch), *branches(right, stretch)]
+    return *branches(left, stretch), *branches(right, stretch)
 
 
 def tree_sum(tree: Branch, known: dict[Branch, Tensor]) -> Tensor:
@@ -43,3 +40,36 @@ def tree_sum(tree: Branch, known: dict[Branch, Tensor]) -> Tensor:
 def _halves(tree: Branch) -> tuple[Branch, Branch]:
     middle = (tree[0] + tree[1]) // 2
     return (tree[0], middle), (middle, tree[1])
+
+
+@final
+class Growing:
+    """Sums of the branches of a stretch, made while its leaves come, in order: only what is whole so far is there.
+
+    A leaf is several tensors, all leaves have the same, and they are used up.
+    """
+
+    def __init__(self, tree: Branch, stretch: Branch, dtype: torch.dtype) -> None:
+        """Leaves are added as numbers of `dtype`."""
+        self.tree, self.stretch, self.dtype = tree, stretch, dtype
+        self.count = 0  # leaves that came
+        self.came: Sequence[torch.dtype] = ()  # the dtypes of their tensors
+        self.sums: list[list[Tensor]] = []  # by branch
+
+    def add(self, leaf: Sequence[Tensor]) -> None:
+        """The next leaf; a branch that it makes whole takes the place of its parts."""
+        self.count, self.came = self.count + 1, [t.dtype for t in leaf]
+        self.sums.append([t.to(self.dtype) for t in leaf])
+        begin = self.stretch[0]
+        self._join(len(branches(self.tree, (begin, begin + self.count))))
+
+    def total(self) -> list[Tensor]:
+        """The sum of all leaves that came, row by row in memory as what has crossed is: products round by that."""
+        self._join(1)
+        return [t.contiguous() for t in self.sums[0]]
+
+    def _join(self, most: int) -> None:
+        """Down to so many sums: the halves of a branch that a leaf makes whole are the last two."""
+        while len(self.sums) > most:
+            last = self.sums.pop()
+            torch._foreach_add_(self.sums[-1], last)

@@ -40,6 +40,7 @@ class AbstractRows(abc.ABC):
     """
 
     resident: ClassVar[bool] = False  # are they all in memory, so that a few more numbers a row do not matter?
+    cut: bool | None = None  # are sums over them made shard by shard? None: if the shards are large enough for that
     count: int  # rows here
     first: int = 0  # number of the first one among the rows of all ranks: what is drawn for a row depends on that
     split: Shards  # of the rows of all ranks, those that are here
