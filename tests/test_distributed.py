@@ -92,30 +92,42 @@ def test_any_number_of_ranks_gives_the_same_bits(size: int, alone: dict[str, Any
         assert several[name] == alone[name], name
 
 
+R = 9 * 5 + 5 * 10 + 1 * 6
+BREGMAN = 8 * (sum(n * (n + 1) // 2 + n for n in (9, 5)) + R)  # of W_1, G belongs to the data, which never change
+WATCH = 8 * (R + 11)  # rows, and losses
+LOOK = WATCH + 8 * sum(n * n for n in (5, 10, 6, 9, 5))  # one column has no moment
+
+
 def _bytes(ranks: Any) -> Any:
     """What was sent in three sweeps, and by the formula."""
-    upper = sum(n * (n + 1) // 2 for n in (9, 5))
-    totals, R = 9 + 5, 9 * 5 + 5 * 10 + 1 * 6
-    bregman = 8 * (upper + totals + R)  # of W_1, G belongs to the data, which never change
-    sent = _history(BregmanADMM("hinge"), ROWS)
-    found = [(sent[-1] - sent[0], 3 * bregman)]
-    watch = 8 * (R + 11)  # rows, and losses
-    looks = watch + 8 * sum(n * n for n in (5, 10, 6, 9, 5))  # one column has no moment
+    found = [(_sent(BregmanADMM("hinge")), 3 * BREGMAN)]
     for size, number in ((100, 8), (ROWS - 1, 4)):  # a little step is one in double precision
         steps = 3 * -(-ROWS // size)
         times = sum(step < steps for step in (0, 1, 12))
-        sent = _history(AnchoredADMM("hinge", batch_size=size, refresh=1000), ROWS)
-        found.append((sent[-1] - sent[0], looks * times + watch + number * R * (steps - times - 1)))
+        sent = _sent(AnchoredADMM("hinge", batch_size=size, refresh=1000))
+        found.append((sent, LOOK * times + WATCH + number * R * (steps - times - 1)))
     return found
 
 
-def _history(method: AbstractMethod, rows: int) -> list[float]:
-    result = fit(net(4, 9, 5, 1), blobs(rows, 4), method, max_sweeps=3, sinks=())
-    return [row["bytes_sent"] for row in result.history]
+def _bytes_by_shards(ranks: Any) -> Any:
+    """The same, where shards are added up by a tree: as many times as the rank with most of them has branches."""
+    branches = {2: 1, 3: 4, 4: 1}[ranks.size]
+    found = [(_sent(BregmanADMM("hinge"), dtype=torch.float64), branches * 3 * BREGMAN)]
+    for more in ({"dtype": torch.float64}, {"deterministic": True}):
+        sent = _sent(AnchoredADMM("hinge", batch_size="full", refresh=1000), **more)
+        found.append((sent, branches * (2 * LOOK + 8 * R)))
+    return found
 
 
-def test_bytes_sent_are_those_of_the_formula() -> None:
-    for found in on_ranks(2, in_group, _bytes):
+def _sent(method: AbstractMethod, dtype: torch.dtype = torch.float32, **more: Any) -> float:
+    data = blobs(ROWS, 4, dtype=dtype)
+    history = fit(net(4, 9, 5, 1, dtype=dtype), data, method, max_sweeps=3, sinks=(), **more).history
+    return history[-1]["bytes_sent"] - history[0]["bytes_sent"]
+
+
+@pytest.mark.parametrize(("size", "task"), [(2, _bytes), *((size, _bytes_by_shards) for size in (2, 3, 4))])
+def test_bytes_sent_are_those_of_the_formula(size: int, task: Any) -> None:
+    for found in on_ranks(size, in_group, task):
         assert [sent for sent, _ in found] == [formula for _, formula in found], found
 
 
