@@ -127,6 +127,8 @@ class Sums:
 
 def gram_of(linear: AbstractLinearMap, W: Tensor, rows: AbstractRows, size: int, comm: AbstractComm) -> Gram:
     """The Gram of the rows of all ranks themselves, in float64, from chunks of `size`."""
+    if comm.alone(rows):
+        return _gram_of(linear, W, rows, size, comm)
     grams = (_gram_of(linear, W, piece, size, comm) for piece in comm.pieces(rows))
     parts = (gram.packed(first, rows.total) for gram, first in zip(grams, comm.starts(rows), strict=True))
     found = linear.gram(W, torch.float64)

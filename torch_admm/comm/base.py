@@ -147,7 +147,9 @@ class AbstractComm(abc.ABC):
 
     def is_aligned(self, values: Tensor) -> bool:
         """Do products of them round as those of any copy would?"""
-        return not values.data_ptr() % (ALIGNMENT if self.deterministic else USUAL_ALIGNMENT)
+        if not self.deterministic:
+            return values.device.type != "cpu" or not values.data_ptr() % USUAL_ALIGNMENT
+        return not values.data_ptr() % ALIGNMENT
 
     def total(self, parts: Sequence[Tensor], rows: AbstractRows | None) -> Tensor:
         """The sum over the pieces of these rows, of all ranks; `parts` has one tensor a piece, and may be used up.
