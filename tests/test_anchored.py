@@ -64,7 +64,7 @@ class Naive:
         self.V = {l: torch.zeros_like(W) for l, W in self.W.items()}
         self.G: dict[int, list[Tensor]] = {l: [] for l in self.W}
         self.C: dict[int, list[Tensor]] = {l: [] for l in self.W}
-        self.steps, self.gains = 0, list[float]()
+        self.steps, self.centred, self.louder = 0, False, 1.0
 
     def ones(self, a: Tensor) -> Tensor:
         return with_ones(a) if self.bias else a
@@ -93,6 +93,11 @@ class Naive:
             r[l - 1] = argmin(hidden, m[l - 1]) - m[l - 1]
         return a, r
 
+    def knows_nothing(self, z: Tensor, y: Tensor) -> bool:
+        """Is the loss of z at least 0.95 times that of z = 0?"""
+        cost = ENTRYWISE[self.method.loss.name]
+        return bool(cost(z, y).sum() > 0.95 * cost(torch.zeros_like(z), y).sum())
+
     def gain(self, z: Tensor, y: Tensor) -> float:
         """The least of the gains on the outputs z whose loss is within a twentieth of that of z = 0 of the best."""
         cost = ENTRYWISE[self.method.loss.name]
@@ -103,11 +108,15 @@ class Naive:
     def sweep(self, x: Tensor, y: Tensor, look: bool) -> None:
         a, r = self.residuals(x, y)
         eta, L = length(self.steps), len(self.W)
-        if self.steps in (1, 3):
-            self.gains.append(self.gain(self.ones(a[L - 1]) @ self.W[L].T, y))
-            self.W[L], self.V[L] = self.gains[-1] * self.W[L], self.gains[-1] * self.V[L]
+        z = self.ones(a[L - 1]) @ self.W[L].T
+        if self.steps == 0 and self.bias and self.knows_nothing(z, y):
+            self.centred = True
+            self.W[L] = torch.cat([self.W[L][:, :-1], self.W[L][:, -1:] - z.mean(0).unsqueeze(1)], 1)
+        if self.steps == 1:
+            self.louder = self.gain(z, y)
+            self.W[L], self.V[L] = self.louder * self.W[L], self.louder * self.V[L]
         for l, W in self.W.items():
-            inputs = self.ones(a[l - 1])
+            inputs = self.ones(a[l - 1])  # those of the forward pass: before the last layer was changed
             if look:
                 self.G[l].append(inputs.T @ inputs / len(x))
                 self.C[l].append(r[l].T @ r[l] / len(x))
@@ -115,7 +124,7 @@ class Naive:
             right = SETTINGS["rho"] * G.diagonal().mean() * torch.eye(len(G), dtype=F64)
             left = self.method.rho_residual * C.diagonal().mean() * torch.eye(len(C), dtype=F64)
             D = left @ torch.linalg.inv(C + left) @ (r[l].T @ inputs) @ torch.linalg.inv(G + right) @ right
-            self.V[l] = self.method.momentum * self.V[l] + D
+            self.V[l] = self.method.momentum * self.steps / (self.steps + 3) * self.V[l] + D
             size = torch.maximum(W.norm(), self.start[l])
             self.W[l] = W + eta * size * self.V[l] / self.V[l].norm()
         self.steps += 1
@@ -142,7 +151,8 @@ def test_sweeps_are_the_naive_ones(
         method.step()
         for l, W in method.weights().items():
             torch.testing.assert_close(W, naive.W[l], rtol=1e-6, atol=1e-7)
-    assert max(naive.gains) > 1 or (loss == "logistic" and bias)  # there all outputs have the same sign at first
+    assert naive.centred == bias
+    assert naive.louder > 1
     assert looks[0]
     assert all(looks) == (refresh == 1)
 
@@ -281,16 +291,39 @@ def test_outputs_become_louder_only_where_that_is_worth_it() -> None:
     """Fresh weights whisper; those of a trained model, which separates the classes, would gain by shouting too."""
     data = blobs(400, 4, 2)
     model = net(4, 20, 1)
-    method = AnchoredADMM("logistic", batch_size="full", average=False)
 
-    def norms() -> list[float]:
+    def growth(amplify: bool) -> float:
+        method = AnchoredADMM("logistic", batch_size="full", average=False, amplify=amplify)
         started(method, model, data)
-        found = [float(method.W[2].norm())]
+        norms = [float(method.W[2].norm())]
         for _ in range(4):
             method.step()
-            found.append(float(method.W[2].norm()))
-        return found
+            norms.append(float(method.W[2].norm()))
+        return max(later / before for before, later in pairwise(norms))
 
-    assert max(later / before for before, later in pairwise(norms())) > 1.8
+    assert growth(amplify=True) > 1.8
+    assert growth(amplify=False) < 1.2
     fit(model, data, AnchoredADMM("logistic"), max_sweeps=30, sinks=())
-    assert max(later / before for before, later in pairwise(norms())) < 1.2
+    assert growth(amplify=True) < 1.2
+
+
+@pytest.mark.parametrize("average", [True, False])
+def test_outputs_start_around_zero_unless_they_mean_something(average: bool) -> None:
+    """A bias of 3 on a fresh model is taken out before the first step; the mean of a trained one stays."""
+    x, y = blobs(400, 4, 2)
+    model = net(4, 20, 1)
+    nn.init.constant_(model[-1].bias, 3.0)
+
+    def mean_after_a_step(amplify: bool) -> float:
+        method = AnchoredADMM("logistic", batch_size="full", eta=1e-4, average=average, amplify=amplify)
+        problem, rows = started(method, model, (x, y))
+        method.step()
+        return float(problem.forward(method.weights(), rows.x).mean())
+
+    assert abs(mean_after_a_step(amplify=True)) < 0.1
+    assert mean_after_a_step(amplify=False) > 2.5
+    fit(model, (x, y), AnchoredADMM("logistic"), max_sweeps=30, sinks=())
+    nn.init.constant_(model[-1].bias, float(model[-1].bias) + 1)  # a trained model that leans to one side
+    trained = float(model(x).mean())
+    assert abs(trained) > 0.5
+    assert mean_after_a_step(amplify=True) == pytest.approx(trained, abs=0.1)

@@ -13,6 +13,7 @@ from torch import nn
 
 from tests.helpers import blobs, net, rng, started
 from torch_admm import AnchoredADMM, Outcome, fit
+from torch_admm.guard import Guard
 
 # --- save, load, go on
 
@@ -110,6 +111,21 @@ def test_a_run_recovers_from_an_explosion(size: Any, seed: int) -> None:
     result = fit(net(4, 24, 20, 3), (x, y), method, max_sweeps=60, sinks=(), restore_best=False, seed=seed)
     assert result.history[-1]["rollbacks"] >= 1
     assert result.history[-1]["loss"] < 0.5 * result.history[0]["loss"]
+
+
+def test_a_loss_of_all_rows_that_rises_again_is_taken_back() -> None:
+    """It stays below that of the first weights, and has no chance in it: steps have become too long."""
+    W = {1: torch.ones(2, 2)}
+    low, high, few = (Guard(W, W) for _ in range(3))
+    for guard, later, of_all in ((low, 0.55, True), (high, 0.65, True), (few, 0.65, False)):
+        for loss in (1.0, 0.5):
+            assert not guard.exploded(loss, lambda: 1.0, W, W, of_all=of_all)
+        found = [guard.exploded(later, lambda: 1.0, {1: 2 * W[1]}, W, of_all=of_all) for _ in range(5)]
+        assert found == [False] * 4 + [guard is high]
+        torch.testing.assert_close(guard.back()[0], W if guard is high else {1: 2 * W[1]})
+    assert high.lowest == 0.5
+    high.back()  # nothing went well from there: all starts again
+    assert high.lowest == math.inf
 
 
 def test_a_network_that_has_died_is_taken_back() -> None:

@@ -21,6 +21,7 @@ from .moments import AbstractMoment, looked_at, moment, some_of
 from .precision import LITTLE_STEP, LITTLE_SWEEP
 from .problem import Problem, Weights, from_module
 from .scaling import Scaling, looked, measured
+from .voice import Voice
 from .walk import Walk
 
 __all__ = ["AnchoredADMM"]
@@ -28,11 +29,6 @@ __all__ = ["AnchoredADMM"]
 # of the widest layer or input: a chunk's temporaries then stay in the last-level cache, next to those of another rank
 CHUNK_ENTRIES = 3 << 17
 EARLY = (1, 12)  # batches at which moments are refreshed too, while they know little
-# After its first steps a network knows in which direction, but says so in a whisper: its outputs may be made louder.
-GAINS = (1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0)
-LOUDER = (1, 3)  # steps before which that is tried
-SILENCE = 0.05  # of the loss of saying nothing: what a louder voice must be worth
-AUDIENCE = 32  # rows that can tell
 SMALL_NET = 16_384  # weights up to which mini-batches may be twice as large
 
 COUNTERS = ("steps", "epoch", "shorter", "rollbacks")
@@ -50,11 +46,12 @@ class AnchoredADMM(AbstractMethod):
     - `eta`: relative length of a step (of [W, b] as a whole); None takes 0.05, and more for large batches.
     - `half_life`: steps after which that has halved: eta / (1 + k / half_life).
     - `head_start`: the first steps are longer, by eta head_start / (1 + k / 10)^2.
-    - `momentum`: on the weight steps.
+    - `momentum`: on the weight steps; at the k-th, k / (k + 3) of it, since the first directions soon are out of date.
     - `rho`, `rho_residual`: ridge of the two sides of a weight step, relative to the mean diagonal. A `rho` of None is
       0.5 for inputs whose second moment is known in full, 4 for those of which only the leading directions are.
     - `beta`, `gamma`: the penalties of the split problem; at gamma = 1.618 beta ReLU's step takes the fewest passes.
-    - `amplify`: let the last layer say louder what the first steps have found, by a factor that the loss decides.
+    - `amplify`: take the mean out of the outputs of a model that knows nothing, and let it say louder what the first
+      step has found, by a factor that the loss decides.
     - `refresh`: batches between two looks at the second moments.
     - `average`: hand back an exponential average of the weights.
     - `weight_decay`: every step also shrinks W (not b) by its own length times this.
@@ -71,7 +68,6 @@ class AnchoredADMM(AbstractMethod):
     residuals: dict[int, AbstractMoment]
     guard: Guard
     scaling: Scaling | None
-    _watched: Tensor
     _over: AbstractRows | None  # whose pieces the last sweep had, see `sweep`
     _looked: list[list[tuple[Tensor, Tensor, Tensor | None]]]  # piece by piece: x, y, and which rows of a mini-batch
 
@@ -177,12 +173,12 @@ class AnchoredADMM(AbstractMethod):
         self._looked, self._over = [], over
         self.walk.factor(self.W, self.looks())
         R, seen = self._total((self._sums(chunks, rows, kept) for chunks in pieces), kept or self.W[1].dtype, meanwhile)
-        if seen and not self._refresh(R, seen):
+        if seen and not self._refresh(R, seen, of_all=kept is not None):
             return
         for l in self.W:
-            # D_l = (C_l + rho' s' I)^-1 R_l (G_l + rho s I)^-1, up to scale;  V_l = mu V_l + D_l
+            # D_l = (C_l + rho' s' I)^-1 R_l (G_l + rho s I)^-1, up to scale;  V_l = mu_k V_l + D_l
             D = self.residuals[l].left(self.inputs[l].right(R[l]))
-            torch.add(D, self.V[l], alpha=self.momentum, out=self.V[l])
+            torch.add(D, self.V[l], alpha=self.momentum * self.steps / (self.steps + 3), out=self.V[l])
         # W_l += eta_k max(||W_l||, ||W_l at the start||) V_l / ||V_l||
         self._move(self._length(rows))
         self.steps += 1
@@ -190,17 +186,17 @@ class AnchoredADMM(AbstractMethod):
 
     def _sums(self, chunks: Iterable[Batch], rows: int, kept: torch.dtype | None) -> list[Tensor]:
         """The walk forward and back: R_l of all layers, then, if it is time to look, what was seen on the way."""
-        L, W, layers, look, watch = self.problem.L, self.W, self.problem.layers, self.looks(), self.watches()
+        L, W, layers, look = self.problem.L, self.W, self.problem.layers, self.looks()
         R: Weights = {}
         self._looked.append([])
         for x, y, counts in chunks:
-            some = looked_at(counts, rows, x.device) if watch else None
+            some = looked_at(counts, rows, x.device) if look else None
             # forward: a_l = h_l(m_l), m_l = W_l a_{l-1} + b_l
             a, m = self.walk.forward(W, self._input(x))
             # output: r_L = argmin_z { loss(z, y) + beta ||z - m_L||^2 } - m_L
             r = self.loss.prox(m[L], y, self.beta).sub_(m[L])
-            if watch:
-                self._watch(*(some_of(t, some) for t in (m[L], y)))
+            if look:
+                self.voice.hear(some_of(m[L], some), some_of(y, some), self.steps)
                 self._looked[-1] += [(x, y, some)] if kept is None else []
             # back: r_{l-1} from r_l, by the target of a_{l-1}
             for l, r_l in self.walk.back(W, a, m, r):
@@ -211,18 +207,17 @@ class AnchoredADMM(AbstractMethod):
                     self.inputs[l].look(some_of(a[l - 1], some))
                     self.residuals[l].look(some_of(r_l, some))
         sums = [R[l] if l in R else torch.zeros_like(W[l], dtype=kept) for l in W]
-        return [*sums, *self._seen()] if watch else sums
+        return [*sums, *self._seen()] if look else sums
 
     def _seen(self) -> list[Tensor]:
         """What was looked at, taken out of where it was added up."""
-        watched, self._watched = self._watched, torch.zeros_like(self._watched)
-        return [watched, *(t for part in self._looking() for t in part.take())]
+        return [self.voice.take(), *(t for part in self._looking() for t in part.take())]
 
     def _total(
         self, parts: Iterable[list[Tensor]], dtype: torch.dtype, meanwhile: Callable[[], None]
     ) -> tuple[Weights, list[Tensor]]:
         """R_l, and what all have seen, over all pieces of all ranks. One buffer crosses."""
-        pending = self.comm.totals_later(parts, torch.float64 if self.watches() else dtype, self._over)
+        pending = self.comm.totals_later(parts, torch.float64 if self.looks() else dtype, self._over)
         if self.comm.size > 1:
             meanwhile()
         total = pending.wait()
@@ -230,7 +225,7 @@ class AnchoredADMM(AbstractMethod):
         return R, total[len(R) :]
 
     def _looking(self) -> list[AbstractMoment]:
-        return [*self.inputs.values(), *self.residuals.values()] if self.looks() else []
+        return [*self.inputs.values(), *self.residuals.values()]
 
     def _chunks(self, piece: AbstractRows) -> Iterator[Batch]:
         """Products of the same rows round alike, so chunks end with the shards, unless there is little to do."""
@@ -252,10 +247,6 @@ class AnchoredADMM(AbstractMethod):
     def looks(self) -> bool:
         """Is the next step one that refreshes the second moments?"""
         return self.steps % self.refresh == 0 or self.steps in EARLY
-
-    def watches(self) -> bool:
-        """Is the loss looked at before the next step?"""
-        return self.looks() or (self.amplify and self.steps in LOUDER)
 
     def weights(self) -> Weights:
         """The average of W, or W itself with average=False, as the model takes them; copies."""
@@ -327,8 +318,7 @@ class AnchoredADMM(AbstractMethod):
         self.walk = Walk(problem, self.W, self.beta, self.gamma)
         widest = max(max(layer.map.inputs, layer.map.outputs) for layer in problem.layers.values())
         self.chunk = max(256, CHUNK_ENTRIES // widest)
-        self._watched = torch.zeros(2 + len(GAINS), dtype=torch.float64, device=problem.device)
-        self.guard = Guard(self.W, self.mean)
+        self.voice, self.guard = Voice(problem, self.amplify), Guard(self.W, self.mean)
 
     def scale(self, rows: AbstractRows) -> None:
         """Standardise, and read the first weights in the unit in which they fit the rows better.
@@ -359,37 +349,20 @@ class AnchoredADMM(AbstractMethod):
             self.shorter * eta * (1 / (1 + self.steps / self.half_life) + self.head_start / (1 + self.steps / 10) ** 2)
         )
 
-    def _watch(self, m: Tensor, y: Tensor) -> None:
-        """Add up the rows and their loss; at the first steps, also the loss of no output and of louder ones."""
-        gains = (*GAINS, 0.0) if self.steps in LOUDER else GAINS[:1]
-        z, y = torch.cat([m * gain for gain in gains]), torch.cat([y] * len(gains))
-        losses = self.loss(z, y).double().view(len(gains), -1).sum(1)
-        self._watched.narrow(0, 0, 1).add_(len(m))
-        self._watched.narrow(0, 1, len(gains)).add_(losses)
-
-    def _refresh(self, R: Weights, seen: Sequence[Tensor]) -> bool:
+    def _refresh(self, R: Weights, seen: Sequence[Tensor], of_all: bool) -> bool:
         """Take what was looked at into the moments, unless the last steps must be taken back."""
-        rows, now, *others = seen[0].tolist()
+        rows, now = seen[0].narrow(0, 0, 2).tolist()
         guard, L = self.guard, self.problem.L
         if guard.died(R[1], R[L]) or guard.exploded(
-            now / rows, lambda: self._first_loss(now) / rows, self.W, self.mean
+            now / rows, lambda: self._first_loss(now) / rows, self.W, self.mean, of_all=of_all
         ):
             self._roll_back()
             return False
-        if self.amplify and self.steps in LOUDER and rows >= AUDIENCE:
-            self._amplify([now, *others])
+        self.voice.adjust(seen[0], self.steps, self.W, self.mean, self.V)
         sums = iter(seen[1:])
         for part in self._looking():
             part.refresh(list(islice(sums, part.sums)), rows)
         return True
-
-    def _amplify(self, losses: list[float]) -> None:
-        """Multiply the last layer by the least gain that is about as good as the best."""
-        *louder, nothing = losses
-        enough = min(louder) + SILENCE * nothing
-        gain = next((gain for gain, loss in zip(GAINS, louder, strict=True) if loss <= enough), 1.0)
-        for part in (self.W, self.V, self.mean):
-            part[self.problem.L].mul_(gain)
 
     def _first_loss(self, now: float) -> float:
         """That of the first weights on the rows just looked at, where it is `now` for those of now."""

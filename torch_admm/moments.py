@@ -17,6 +17,8 @@ from typing import Any, ClassVar, final
 import torch
 from torch import Tensor
 
+from .activations import GOLDEN
+
 __all__ = [
     "LOOK_ROWS",
     "AbstractMoment",
@@ -33,7 +35,6 @@ FULL = 64  # up to so many columns G itself is kept
 RIDGE_FULL, RIDGE_LEADING = 0.5, 4.0  # rho unless given: where all directions are known, more can be made of them
 LEADING = 16  # of more, so many eigenvectors: with a ridge of rho s the others are hardly damped
 LOOK_ROWS = 128  # of a mini-batch that are looked at for moments and loss, or a quarter of its rows
-GOLDEN = (math.sqrt(5) - 1) / 2  # its multiples, modulo one, keep their distance from one another
 SLOWEST = 0.1  # weight of the newest rows once the mean over all refreshes has become as slow
 
 
@@ -191,7 +192,7 @@ def _waves(columns: int, like: Tensor) -> Tensor:
     whatever is never negative is largest.
     """
     wave, at = (torch.arange(count, dtype=torch.float64, device=like.device) for count in (LEADING, columns))
-    wave.mul_(GOLDEN).frac_().mul_(math.pi)
+    wave.mul_(GOLDEN).frac_().mul_(math.pi)  # its multiples, modulo one, keep their distance from one another
     U = torch.outer(wave, at).cos_().mul_(math.sqrt(2 / columns))
     U.select(0, 0).mul_(math.sqrt(0.5))
     return U.to(like.dtype)
