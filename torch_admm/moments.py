@@ -17,8 +17,6 @@ from typing import Any, ClassVar, final
 import torch
 from torch import Tensor
 
-from .activations import GOLDEN
-
 __all__ = [
     "LOOK_ROWS",
     "AbstractMoment",
@@ -186,14 +184,13 @@ class LeadingMoment(AbstractMoment):
 
 
 def _waves(columns: int, like: Tensor) -> Tensor:
-    """Directions to start from, orthonormal but for a few per cent: waves of lengths that have nothing in common.
+    """Directions to start from: rows of the cosine transform, which are orthonormal, all over its frequencies.
 
     Like random ones they lean on no column in particular, for two operations. The first is the mean's, along which
     whatever is never negative is largest.
     """
     wave, at = (torch.arange(count, dtype=torch.float64, device=like.device) for count in (LEADING, columns))
-    wave.mul_(GOLDEN).frac_().mul_(math.pi)  # its multiples, modulo one, keep their distance from one another
-    U = torch.outer(wave, at).cos_().mul_(math.sqrt(2 / columns))
+    U = torch.outer(wave.mul_(columns // LEADING * math.pi / columns), at.add_(0.5)).cos_().mul_(math.sqrt(2 / columns))
     U.select(0, 0).mul_(math.sqrt(0.5))
     return U.to(like.dtype)
 

@@ -14,7 +14,7 @@ from .data import AbstractRows, Chunk
 __all__ = ["Scaling", "looked", "measured"]
 
 LOOKS, LOOK_ROWS = 16, 4096  # of more rows, so many stretches of so many are looked at
-GLANCES, GLANCE_ROWS = 8, 64  # fewer, to see whether they are raw: most are not, and training waits
+GLANCES, GLANCE_ROWS = 4, 128  # fewer, to see whether they are raw: most are not, and training waits
 REACH = 10.0  # no value looked at ends up further out: a column that is almost always the same would, by its spread
 RAW = 10.0  # columns whose root mean square is beyond this, or all of them below its inverse, are in raw units
 

@@ -1,8 +1,8 @@
 """What a network says before its first steps, and how it is made to say it: around zero, and loudly enough.
 
-Fresh weights know nothing, so the mean of their outputs means nothing: it is taken out. After one step they know in
+Fresh weights know nothing, so the mean of their outputs means nothing: it is taken out. After a step they know in
 which direction, but whisper: all residuals are nearly equal, and hard rows count no more than easy ones. A factor that
-the loss decides makes up for that.
+the loss decides makes up for that, and for fresh weights of any size.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from .problem import Problem, Weights
 
 __all__ = ["Voice"]
 
-GAINS = (1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0)  # of the outputs, which are tried
-SPOKEN = {0: (1.0, 0.0), 1: (*GAINS, 0.0)}  # before which step; 0 is to say nothing
+GAINS = (1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0, 24.0, 32.0, 48.0, 64.0)  # of the outputs
+TRIED = {0: (1.0, 0.0), 1: (*GAINS, 0.0), 12: (*GAINS, 0.0)}  # before which step; 0 is to say nothing
 SILENCE = 0.05  # of the loss of saying nothing: what does not change the loss by more makes no difference
 AUDIENCE = 32  # rows that can tell
 
@@ -27,7 +27,7 @@ class Voice:
     """Adds up, over the rows that are looked at, their number, the losses of the gains and the outputs themselves."""
 
     def __init__(self, problem: Problem, change: bool) -> None:
-        """With `change` the weights of the last layer may be changed before the first two steps."""
+        """With `change` the last layer may be changed, before the first steps."""
         self.problem, self.change = problem, change
         self.sums = torch.zeros(2 + len(GAINS) + problem.outputs, dtype=torch.float64, device=problem.device)
 
@@ -49,18 +49,18 @@ class Voice:
     def adjust(self, heard: Tensor, step: int, W: Weights, mean: Weights, V: Weights) -> None:
         """Change the last layer of weights, average and momentum by what all ranks have heard."""
         rows, *losses = heard.narrow(0, 0, 1 + len(self._gains(step))).tolist()
-        if step not in SPOKEN or not self.change or rows < AUDIENCE:
+        if step not in TRIED or not self.change or rows < AUDIENCE:
             return
         last, linear = self.problem.L, self.problem.layers[self.problem.L].map
         if step == 0 and W[last].shape[1] > linear.inputs and knows_nothing(*losses):
             for part in (W, mean):
                 part[last].select(1, linear.inputs).sub_(heard.narrow(0, 2 + len(GAINS), linear.outputs) / rows)
-        elif step == 1:
+        elif step > 0:
             for part in (W, mean, V):
                 part[last].mul_(least_gain(losses))
 
     def _gains(self, step: int) -> tuple[float, ...]:
-        return SPOKEN.get(step, GAINS[:1]) if self.change else GAINS[:1]
+        return TRIED.get(step, GAINS[:1]) if self.change else GAINS[:1]
 
 
 def knows_nothing(now: float, nothing: float) -> bool:
