@@ -15,6 +15,7 @@ from torch.nn import functional
 from tests.helpers import Fn, blobs, net, rng, started
 from torch_admm import AnchoredADMM, fit
 from torch_admm.gram import with_ones
+from torch_admm.maps import Dense
 
 F64 = torch.float64
 Weights = dict[int, Tensor]
@@ -156,6 +157,24 @@ def test_sweeps_are_the_naive_ones(
     assert naive.louder > 1
     assert looks[0]
     assert all(looks) == (refresh == 1)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_rows_as_they_came_give_the_sums_of_extended_ones(bias: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of wide inputs only, so this is all that the narrow nets of the other tests leave out; at looks and between."""
+    x = torch.randn(90, 30, generator=rng(1), dtype=F64)
+    y = (x[:, 0] * x[:, 1] > 0).long()
+    plain, extended = (AnchoredADMM("logistic", batch_size="full") for _ in range(2))
+    started(plain, net(30, 5, 1, bias=bias, dtype=F64), (x, y))
+    started(extended, net(30, 5, 1, bias=bias, dtype=F64), (x, y))
+    assert plain.problem.layers[1].map.prefers_plain(len(x))
+    for _ in range(4):
+        plain.step()
+    monkeypatch.setattr(Dense, "prefers_plain", lambda self, rows: False)
+    for _ in range(4):
+        extended.step()
+    for l, W in plain.weights().items():
+        torch.testing.assert_close(W, extended.weights()[l], rtol=1e-9, atol=1e-9)
 
 
 def test_a_sweep_of_a_linear_model_by_hand() -> None:

@@ -14,6 +14,7 @@ from .activations import GOLDEN
 from .arguments import choice, fraction, non_negative, positive, positive_int
 from .bound import BoundADMM
 from .data import AbstractRows, Ahead
+from .gram import with_ones
 from .guard import Guard
 from .losses import loss_of
 from .method import AbstractMethod
@@ -26,8 +27,8 @@ from .walk import Walk
 
 __all__ = ["AnchoredADMM"]
 
-# of the widest layer or input: a chunk's temporaries then stay in the last-level cache, next to those of another rank
-CHUNK_ENTRIES = 3 << 17
+# of the widest layer: a chunk's temporaries then stay in the last-level cache, next to those of another rank
+CHUNK_ENTRIES, INPUT_ENTRIES = 3 << 17, 1 << 21  # inputs that are not copied may be more
 EARLY = (1, 12)  # batches at which moments are refreshed too, while they know little
 SMALL_NET = 16_384  # weights up to which mini-batches may be twice as large
 
@@ -204,7 +205,8 @@ class AnchoredADMM(AbstractMethod):
                 R_l = layers[l].map.cross(r_l, a[l - 1]).to(kept or W[l].dtype)
                 R[l] = R[l] + R_l if l in R else R_l
                 if look:
-                    self.inputs[l].look(some_of(a[l - 1], some))
+                    inputs = some_of(a[l - 1], some)
+                    self.inputs[l].look(inputs if inputs.shape[1] == W[l].shape[1] else with_ones(inputs))
                     self.residuals[l].look(some_of(r_l, some))
         sums = [R[l] if l in R else torch.zeros_like(W[l], dtype=kept) for l in W]
         return [*sums, *self._seen()] if look else sums
@@ -232,7 +234,8 @@ class AnchoredADMM(AbstractMethod):
         whole = self.comm.cuts(self.rows) or piece.total * self.problem.size <= LITTLE_SWEEP
         shards = [piece] if whole else [shard for _, shard in piece.shards()]
         for shard in shards:
-            for _, x, y in shard.chunks(self.chunk):
+            parts = max(1, -(-shard.count // self.chunk))  # of equal size: a few rows left over cost as much as many
+            for _, x, y in shard.chunks(max(1, -(-shard.count // parts))):
                 yield self.comm.aligned(x), y, None
 
     def _batches(self) -> Iterator[list[list[Batch]]]:
@@ -316,8 +319,7 @@ class AnchoredADMM(AbstractMethod):
         self.inputs = {l: moment(W.shape[1], self.rho, W) for l, W in self.W.items()}
         self.residuals = {l: moment(W.shape[0], self.rho_residual, W) for l, W in self.W.items()}
         self.walk = Walk(problem, self.W, self.beta, self.gamma)
-        widest = max(max(layer.map.inputs, layer.map.outputs) for layer in problem.layers.values())
-        self.chunk = max(256, CHUNK_ENTRIES // widest)
+        self.chunk = _chunk_rows(problem)
         self.voice, self.guard = Voice(problem, self.amplify), Guard(self.W, self.mean)
 
     def scale(self, rows: AbstractRows) -> None:
@@ -409,6 +411,13 @@ class AnchoredADMM(AbstractMethod):
         self.shorter *= 0.5
         self.rollbacks += 1
         self.steps += 1
+
+
+def _chunk_rows(problem: Problem) -> int:
+    first = problem.layers[1].map
+    widest = max(layer.map.outputs for layer in problem.layers.values())
+    rows = max(256, min(CHUNK_ENTRIES // widest, INPUT_ENTRIES // first.inputs))
+    return rows if first.prefers_plain(rows) else max(256, CHUNK_ENTRIES // max(widest, first.inputs))
 
 
 def _size(W: Tensor) -> Tensor:

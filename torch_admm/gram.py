@@ -193,7 +193,7 @@ def cross(z: Tensor, a: Tensor, bias: bool, at_once: int | None = None) -> Tenso
     if a.shape[1] < z.shape[1]:  # the thin side first is the faster product
         return product(with_ones(a) if bias else a, z, at_once).T
     R = product(z, a, at_once)
-    return torch.cat([R, z.sum(0).unsqueeze(1)], 1) if bias else R
+    return torch.cat([R, z.sum(0).unsqueeze(1)], 1) if bias else R.contiguous()
 
 
 def product(left: Tensor, right: Tensor, at_once: int | None = None) -> Tensor:
@@ -213,7 +213,7 @@ def product(left: Tensor, right: Tensor, at_once: int | None = None) -> Tensor:
 def _once(left: Tensor, right: Tensor) -> Tensor:
     """left'right. Several threads share out the rows of the answer: they had better be its longer side."""
     if torch.get_num_threads() > 1 and MANY <= left.shape[1] < right.shape[1]:
-        return (right.T @ left).T.contiguous()
+        return (right.T @ left).T
     return left.T @ right
 
 

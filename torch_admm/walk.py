@@ -34,13 +34,19 @@ class Walk:
                 self.K[l] = row_major(K, W[l].dtype)
 
     def forward(self, W: Weights, x: Tensor) -> tuple[Weights, Weights]:
-        """a_l = h_l(m_l) as [a_l, 1], and m_l = W_l a_{l-1} + b_l; the next chunk uses their memory again."""
+        """a_l = h_l(m_l) as [a_l, 1], and m_l = W_l a_{l-1} + b_l; the next chunk uses their memory again.
+
+        a_0 may be x itself: see `AbstractLinearMap.prefers_plain`.
+        """
         layers, rows = self.problem.layers, len(x)
         a: Weights = {}
         m: Weights = {}
         for l, layer in layers.items():
-            z, h = (m[l - 1], layers[l - 1].h) if l > 1 else (x, None)
-            a[l - 1] = layer.map.extend(z, h, self.room("a", l, rows, W[l].shape[1], W[l]))
+            if l == 1 and layer.map.prefers_plain(rows):
+                a[0] = x
+            else:
+                z, h = (m[l - 1], layers[l - 1].h) if l > 1 else (x, None)
+                a[l - 1] = layer.map.extend(z, h, self.room("a", l, rows, W[l].shape[1], W[l]))
             out = self.room("m", l, rows, len(W[l]), W[l]) if l < self.problem.L else None
             m[l] = layer.map.forward(W[l], a[l - 1], out)
         return a, m

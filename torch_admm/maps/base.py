@@ -57,6 +57,10 @@ class AbstractLinearMap(abc.ABC):
         `forward` and `cross` take such rows [a, 1] as well as a, and are faster on them.
         """
 
+    def prefers_plain(self, rows: int) -> bool:
+        """Are `forward` and `cross` faster on so many rows as they came than on rows that are first extended?"""
+        return False
+
     @abc.abstractmethod
     def output_factor(self, W: Tensor, beta: float, gamma: float) -> Tensor:
         """beta (beta W W' + gamma I)^-1, which turns residuals of the outputs into a step of the inputs."""

@@ -14,6 +14,8 @@ from .base import AbstractLinearMap, InputSolve
 
 __all__ = ["Dense", "map_of"]
 
+PLAIN_ROWS = 6  # times the outputs: from so many on, copying the rows takes longer than all that it saves
+
 
 @final
 class Dense(AbstractLinearMap):
@@ -72,6 +74,10 @@ class Dense(AbstractLinearMap):
         if a is not inside:
             inside.copy_(a)
         return out
+
+    def prefers_plain(self, rows: int) -> bool:
+        """Instead of the rows, W is copied, and its sums twice."""
+        return self.inputs > self.outputs and rows >= PLAIN_ROWS * self.outputs
 
     def output_factor(self, W: Tensor, beta: float, gamma: float) -> Tensor:
         V = W.narrow(1, 0, self.inputs)
