@@ -72,11 +72,11 @@ def measured(rows: AbstractRows, bias: bool, wanted: bool | None, comm: Abstract
 
 
 def _look_raw(rows: AbstractRows, comm: AbstractComm) -> bool:
+    """All that comes of it is a comparison: in which order squares are summed does not matter."""
     stretches = _stretches(rows.total, GLANCES, GLANCE_ROWS)
-    squares = [rows.like.new_zeros(rows.like.shape[1], dtype=torch.float64) for _ in comm.starts(rows)]
-    for part, (_, x, _) in looked(rows, stretches, comm):
-        squares[part] += x.double().square().sum(0)
-    largest = (comm.total(squares, rows).max() / _count(stretches)).sqrt()
+    seen = [chunk.x for stretch in stretches for chunk in _here(rows, stretch)]
+    squares = torch.cat([rows.like, *seen]).double().square().sum(0)
+    largest = (comm.total([squares], None).max() / _count(stretches)).sqrt()
     return bool((largest > RAW) | (largest < 1 / RAW))
 
 
@@ -94,10 +94,14 @@ def looked(rows: AbstractRows, stretches: Sequence[slice], comm: AbstractComm) -
     """What is here of some stretches of the rows of all ranks, each with the piece that it is of."""
     for part, piece in enumerate(comm.pieces(rows)):
         for stretch in stretches:
-            start, stop = (min(max(at - piece.first, 0), piece.count) for at in (stretch.start, stretch.stop))
-            if start < stop:
-                for chunk in piece.stretch(slice(start, stop)).chunks(stop - start):
-                    yield part, Chunk(chunk.rows, comm.aligned(chunk.x), chunk.y)
+            for chunk in _here(piece, stretch):
+                yield part, Chunk(chunk.rows, comm.aligned(chunk.x), chunk.y)
+
+
+def _here(piece: AbstractRows, stretch: slice) -> Iterator[Chunk]:
+    """What the piece has of some of the rows of all ranks."""
+    start, stop = (min(max(at - piece.first, 0), piece.count) for at in (stretch.start, stretch.stop))
+    return piece.stretch(slice(start, stop)).chunks(stop - start) if start < stop else iter(())
 
 
 def _stretches(count: int, looks: int, size: int) -> list[slice]:
