@@ -20,7 +20,7 @@ __all__ = ["RARER", "InParts"]
 
 T = TypeVar("T")
 
-EVERY, RARER = 0.01, 0.05  # a slice takes so many seconds, later such a share of the time so far
+EVERY, RARER = 0.005, 0.05  # a slice takes so many seconds, later such a share of the time so far
 
 
 @final
