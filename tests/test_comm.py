@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from itertools import combinations, pairwise
-from typing import Any
+from typing import Any, final
 
 import pytest
 import torch
@@ -119,6 +119,60 @@ def test_leaves_that_come_one_by_one_make_the_same_sums(number: int) -> None:
             assert len(branches(tree, (0, end))) <= number.bit_length()
     assert growing.came == [torch.float32, torch.float32]
     assert all(total.is_contiguous() for total in growing.total())
+
+
+@final
+class Counting(AbstractComm):
+    """The first of several ranks, the others of which have zeros; says what it was asked for."""
+
+    rank = 0
+
+    def __init__(self, size: int, deterministic: bool) -> None:
+        self.size, self.deterministic, self.asked = size, deterministic, list[str]()
+
+    def sum_later(self, values: torch.Tensor) -> comm.Pending[torch.Tensor]:
+        self.asked.append("sum")
+        return comm.Pending(lambda: values)
+
+    def gather_later(self, values: torch.Tensor) -> comm.Pending[torch.Tensor]:
+        self.asked.append("gather")
+        others = values.new_zeros(self.size - 1, *values.shape)
+        return comm.Pending(lambda: torch.cat([values.unsqueeze(0), others]))
+
+    def largest(self, *values: int) -> list[int]:
+        raise NotImplementedError
+
+    def from_first_(self, values: torch.Tensor) -> torch.Tensor:
+        raise NotImplementedError
+
+
+@pytest.mark.parametrize(
+    ("size", "count", "deterministic", "way"),
+    [
+        (2, 6144, False, "sum"),  # two branches can be added in one order only
+        (3, 6144, False, "gather"),
+        (3, 6143, False, "sum"),  # shards too small to be worth it: each rank has one part
+        (3, 6143, True, "gather"),
+        (8, 6144, False, "gather"),
+        (9, 6144, False, "sum"),  # too many to send all branches to
+        (9, 6144, True, "gather"),
+    ],
+)
+def test_branches_are_gathered_where_the_order_matters(size: int, count: int, deterministic: bool, way: str) -> None:
+    ranks = Counting(size, deterministic)
+    rows = Rows(torch.zeros(count, 1), torch.zeros(count)).part(0, size)
+    parts = [torch.full((2,), 1.0 + i) for i in range(len(ranks.pieces(rows)))]
+    expected = sum(range(1, len(parts) + 1))
+    assert ranks.total(parts, rows).tolist() == [expected] * 2
+    assert ranks.asked == [way]
+    assert ranks.total([torch.ones(2)], None).tolist() == [1, 1]
+    assert ranks.asked == [way, "sum"]
+
+
+def test_a_piece_that_is_left_out_is_noticed() -> None:
+    rows = Rows(torch.zeros(6144, 1), torch.zeros(6144))
+    with pytest.raises(AssertionError, match="one part a piece"):
+        Solo().total([torch.zeros(1)] * 23, rows)
 
 
 def test_one_process_is_the_trivial_case() -> None:

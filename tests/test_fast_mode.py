@@ -5,7 +5,8 @@ in the largest norm, relative to the largest weight.
 
 Some iterations make more of a rounding than that: where labels are noise, steps have a length but no direction. There
 mini-batches may differ as much as one process differs from itself when each value of the data moves by one unit in its
-last place. Sweeps over all rows need no such excuse: those that are not done in double precision give the same bits.
+last place. Sweeps over all rows need no such excuse: but for float32 ones that are done in double precision, they give
+the same bits.
 """
 
 from __future__ import annotations
@@ -19,8 +20,6 @@ import torch
 from torch import Tensor, nn
 
 from torch_admm import AbstractMethod, AnchoredADMM, BregmanADMM, fit
-from torch_admm.comm.base import WORTH_CUTTING
-from torch_admm.data.shards import SHARDS
 from torch_admm.precision import LITTLE_STEP, LITTLE_SWEEP
 
 from .helpers import blobs, net, rng
@@ -44,7 +43,8 @@ class Case:
         return self.in_batches and self.widths[0] == NOISE
 
     def has_the_same_bits(self, dtype: torch.dtype) -> bool:
-        return not self.in_batches and (dtype == torch.float64 or self.rows >= WORTH_CUTTING * SHARDS)
+        little = self.rows * sum(p.numel() for p in net(*self.widths).parameters()) <= LITTLE_SWEEP
+        return not self.in_batches and (dtype == torch.float64 or not little)
 
 
 BREGMAN = {
@@ -66,7 +66,7 @@ BATCHES = {
 CASES: dict[str, Case] = {
     **{f"{name}, {size}": Case(make, *SIZES[size]) for name, make in FULL.items() for size in SIZES},
     "anchored, by shards": Case(FULL["anchored"], (NOISE, 100, 1), 6001, seeds=1),
-    "bregman, by shards": Case(BREGMAN["bregman"], (NOISE, 100, 1), 6301, seeds=1),
+    "bregman, by shards": Case(BREGMAN["bregman"], (NOISE, 100, 1), 6001, seeds=1),
     "anchored, by more shards": Case(FULL["anchored"], (NOISE, 31, 90, 1), 6301, seeds=1),
     "bregman, by shards, a solve each": Case(BREGMAN["bregman"], (410, 100, 1), 600, seeds=1),
     **{name: replace(case, in_batches=True) for name, case in BATCHES.items()},

@@ -230,13 +230,9 @@ class AnchoredADMM(AbstractMethod):
         return [*self.inputs.values(), *self.residuals.values()]
 
     def _chunks(self, piece: AbstractRows) -> Iterator[Batch]:
-        """Products of the same rows round alike, so chunks end with the shards, unless there is little to do."""
-        whole = self.comm.cuts(self.rows) or piece.total * self.problem.size <= LITTLE_SWEEP
-        shards = [piece] if whole else [shard for _, shard in piece.shards()]
-        for shard in shards:
-            parts = max(1, -(-shard.count // self.chunk))  # of equal size: a few rows left over cost as much as many
-            for _, x, y in shard.chunks(max(1, -(-shard.count // parts))):
-                yield self.comm.aligned(x), y, None
+        parts = max(1, -(-piece.count // self.chunk))  # of equal size: a few rows left over cost as much as many
+        for _, x, y in piece.chunks(max(1, -(-piece.count // parts))):
+            yield self.comm.aligned(x), y, None
 
     def _batches(self) -> Iterator[list[list[Batch]]]:
         """What is here of every mini-batch, and how many rows that is of each shard."""

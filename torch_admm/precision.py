@@ -2,8 +2,8 @@
 
 How rows are grouped, and so the number of ranks, decides how their sums round. Of a float32 run that is seen in the
 last bits of the first weights, and training makes more of it from step to step; of a float64 run nothing is seen in
-float32 weights. A model that is float64 itself has no more digits to hide it in: its sums over all rows are made shard
-by shard, however few they are.
+float32 weights. What is not little, or has no more digits to hide it in as the model is float64 itself, has its sums
+over all rows made shard by shard, however few they are.
 """
 
 from __future__ import annotations
@@ -32,13 +32,11 @@ def suited(problem: Problem, rows: AbstractRows, little: bool) -> tuple[Problem,
 
     What is trained fits into the user's model as it is.
     """
-    if problem.dtype == torch.float64:
-        rows = copy.copy(rows)
-        rows.cut = True
-        return problem, rows
-    if not little:
-        return problem, rows
-    return from_module(copy.deepcopy(problem.model).double(), problem.loss), _InDouble(rows)
+    if little and problem.dtype != torch.float64:
+        return from_module(copy.deepcopy(problem.model).double(), problem.loss), _InDouble(rows)
+    rows = copy.copy(rows)
+    rows.cut = True
+    return problem, rows
 
 
 @final

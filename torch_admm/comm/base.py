@@ -183,6 +183,7 @@ class AbstractComm(abc.ABC):
 
     def send(self, growing: Growing) -> Pending[list[Tensor]]:
         """Start to add up what all ranks have grown; no part is added after that."""
+        assert growing.count == growing.stretch[1] - growing.stretch[0], "one part a piece, even of no rows"
         pending, came = self._crossing(growing), growing.came
         return Pending(lambda: [t.to(dtype) for t, dtype in zip(pending.wait(), came, strict=True)])
 
