@@ -68,6 +68,7 @@ CASES: dict[str, Case] = {
     "anchored, by shards": Case(FULL["anchored"], (NOISE, 100, 1), 6001, seeds=1),
     "bregman, by shards": Case(BREGMAN["bregman"], (NOISE, 100, 1), 6001, seeds=1),
     "anchored, by more shards": Case(FULL["anchored"], (NOISE, 31, 90, 1), 6301, seeds=1),
+    "anchored, inputs as they lie": Case(FULL["anchored"], (41, 7, 1), 1501, seeds=1),  # and not where they should
     "bregman, by shards, a solve each": Case(BREGMAN["bregman"], (410, 100, 1), 600, seeds=1),
     **{name: replace(case, in_batches=True) for name, case in BATCHES.items()},
 }
