@@ -95,20 +95,20 @@ class _AbstractStreamed(AbstractTally):
 
 @final
 class _Accuracy(_AbstractStreamed):
-    """A share of the rows: that of all is the mean of those of the chunks."""
+    """A share of the rows, or, of several labels at once, of all their entries, counted in whole entries: exact."""
 
     def numbers(self) -> int:
         return 1
 
     def of(self, z: Tensor, y: Tensor) -> Tensor:
-        right = round(self.problem.loss.score(z, y) * len(z))  # whole rows, whose sum is exact
+        right = round(self.problem.loss.score(z, y) * len(z) * self.problem.outputs)
         return torch.tensor([right], dtype=torch.float64, device=z.device)
 
     def joined(self, first: Tensor, second: Tensor) -> Tensor:
         return first + second
 
     def score(self, total: Tensor) -> float:
-        return float(total[2] / total[0])
+        return float(total[2] / (total[0] * self.problem.outputs))
 
 
 @final
