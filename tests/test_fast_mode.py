@@ -82,7 +82,13 @@ def weights(case: Case, seed: int, dtype: torch.dtype, moved: int = 0) -> Tensor
     x, y = blobs(case.rows, case.widths[0], max(2, case.widths[-1]), dtype=dtype)
     if moved:
         x = x * (1 + torch.finfo(dtype).eps * torch.randn(x.shape, generator=rng(moved), dtype=dtype).sign())
-    fit(model, (x, y), case.make(), max_sweeps=case.sweeps, seed=seed, restore_best=False, sinks=(), evaluate_every=99)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # as ranks have: how products and solves are shared out decides how they round
+    try:
+        data, sweeps = (x, y), case.sweeps
+        fit(model, data, case.make(), max_sweeps=sweeps, seed=seed, restore_best=False, sinks=(), evaluate_every=99)
+    finally:
+        torch.set_num_threads(threads)
     return nn.utils.parameters_to_vector(model.parameters()).detach().double()
 
 

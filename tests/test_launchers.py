@@ -64,7 +64,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run(starts: list[Words], folder: Path, model: Path) -> list[str]:
     """What each command printed."""
     train = ["torch_admm", "train", "--data", "digits", "--data-dir", str(folder), "--net", "12", "--epochs", "2"]
-    env = clean_environment(GLOO_SOCKET_IFNAME="lo")
+    env = clean_environment(GLOO_SOCKET_IFNAME="lo", TMPDIR=str(folder))  # torchrun leaves its logs there
     commands: list[subprocess.Popen[str]] = []
     try:
         for start in starts:

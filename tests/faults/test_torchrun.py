@@ -42,7 +42,7 @@ def test_a_killed_rank_is_started_again_and_goes_on(tmp_path: Path) -> None:
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     restarted = [*torchrun, "--max-restarts", "2", str(script), str(tmp_path / "a")]
     alone = [sys.executable, str(script), str(tmp_path / "b")]
-    env = clean_environment(TORCHELASTIC_RESTART_COUNT="1")
+    env = clean_environment(TORCHELASTIC_RESTART_COUNT="1", TMPDIR=str(tmp_path))  # torchrun leaves its logs there
     for command in (restarted, alone):
         done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=200, check=False)
         assert done.returncode == 0, done.stderr
@@ -53,11 +53,11 @@ def test_a_killed_rank_is_started_again_and_goes_on(tmp_path: Path) -> None:
     assert first["sweeps"] == 6
 
 
-def test_two_torchruns_on_loopback_are_two_nodes() -> None:
+def test_two_torchruns_on_loopback_are_two_nodes(tmp_path: Path) -> None:
     example = Path(__file__).parents[2] / "examples" / "two_nodes.sh"
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     command = ["bash", str(example), str(free_port())]
-    env = clean_environment(PATH=path, GLOO_SOCKET_IFNAME="lo")
+    env = clean_environment(PATH=path, GLOO_SOCKET_IFNAME="lo", TMPDIR=str(tmp_path))
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=200, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("4 rank(s): 0.9"), done
