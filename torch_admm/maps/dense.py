@@ -76,7 +76,7 @@ class Dense(AbstractLinearMap):
         return out
 
     def prefers_plain(self, rows: int) -> bool:
-        """Instead of the rows, W is copied, and its sums twice."""
+        """Instead of the rows, W and its sums are copied."""
         return self.inputs > self.outputs and rows >= PLAIN_ROWS * self.outputs
 
     def output_factor(self, W: Tensor, beta: float, gamma: float) -> Tensor:
