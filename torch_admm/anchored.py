@@ -8,7 +8,6 @@ from typing import Any, Literal, final
 
 import torch
 from torch import Tensor, nn
-from torch.linalg import vector_norm
 
 from .activations import GOLDEN
 from .arguments import choice, fraction, non_negative, positive, positive_int
@@ -22,6 +21,7 @@ from .moments import AbstractMoment, looked_at, moment, some_of
 from .precision import LITTLE_STEP, LITTLE_SWEEP
 from .problem import Problem, Weights, from_module
 from .scaling import Scaling, looked, measured
+from .strides import Strides
 from .voice import Voice
 from .walk import Walk
 
@@ -64,7 +64,6 @@ class AnchoredADMM(AbstractMethod):
     W: Weights
     V: Weights
     mean: Weights
-    norm: Weights
     inputs: dict[int, AbstractMoment]
     residuals: dict[int, AbstractMoment]
     guard: Guard
@@ -145,6 +144,7 @@ class AnchoredADMM(AbstractMethod):
         size = rows.batch_size if batch_size is None else batch_size
         return self.batch_size_for(rows.total, problem.size) if size is None else min(size, rows.total)
 
+    @torch.no_grad()
     def step(self) -> None:
         """One epoch of mini-batches, or one sweep over all rows."""
         if self.size >= self.rows.total:
@@ -157,7 +157,6 @@ class AnchoredADMM(AbstractMethod):
         self.epoch += 1
         self._guard()
 
-    @torch.no_grad()
     def sweep(
         self,
         pieces: Sequence[Iterable[Batch]],
@@ -169,47 +168,53 @@ class AnchoredADMM(AbstractMethod):
         """One step of all weights, from the sums over the batches of all ranks; `rows` is their usual number.
 
         What is here comes as `comm.pieces` has the rows `over` which it is; without them, as one piece. Sums are kept
-        as `kept`. While they cross, something else can be done `meanwhile`.
+        as `kept`. While they cross, something else can be done `meanwhile`. The caller has turned gradients off.
         """
+        look = self.looks()
         self._looked, self._over = [], over
-        self.walk.factor(self.W, self.looks())
-        R, seen = self._total((self._sums(chunks, rows, kept) for chunks in pieces), kept or self.W[1].dtype, meanwhile)
-        if seen and not self._refresh(R, seen, of_all=kept is not None):
+        self.walk.factor(self.W, look)
+        parts = (self._sums(chunks, rows, kept, look) for chunks in pieces)
+        R, seen = self._total(parts, torch.float64 if look else kept or self.dtype, meanwhile)
+        if look and not self._refresh(R, seen, of_all=kept is not None):
             return
-        for l in self.W:
+        for l, V in self.V.items():
             # D_l = (C_l + rho' s' I)^-1 R_l (G_l + rho s I)^-1, up to scale;  V_l = mu_k V_l + D_l
             D = self.residuals[l].left(self.inputs[l].right(R[l]))
-            torch.add(D, self.V[l], alpha=self.momentum * self.steps / (self.steps + 3), out=self.V[l])
+            torch.add(D, V, alpha=self.momentum * self.steps / (self.steps + 3), out=V)
         # W_l += eta_k max(||W_l||, ||W_l at the start||) V_l / ||V_l||
         self._move(self._length(rows))
         self.steps += 1
         self._average()
 
-    def _sums(self, chunks: Iterable[Batch], rows: int, kept: torch.dtype | None) -> list[Tensor]:
+    def _sums(self, chunks: Iterable[Batch], rows: int, kept: torch.dtype | None, look: bool) -> list[Tensor]:
         """The walk forward and back: R_l of all layers, then, if it is time to look, what was seen on the way."""
-        L, W, layers, look = self.problem.L, self.W, self.problem.layers, self.looks()
+        L, W, layers, walk = self.problem.L, self.W, self.problem.layers, self.walk
         R: Weights = {}
         self._looked.append([])
         for x, y, counts in chunks:
-            some = looked_at(counts, rows, x.device) if look else None
             # forward: a_l = h_l(m_l), m_l = W_l a_{l-1} + b_l
-            a, m = self.walk.forward(W, self._input(x))
+            a, m = walk.forward(W, self._input(x))
             # output: r_L = argmin_z { loss(z, y) + beta ||z - m_L||^2 } - m_L
             r = self.loss.prox(m[L], y, self.beta).sub_(m[L])
+            some = looked_at(counts, rows, x.device) if look else None
             if look:
                 self.voice.hear(some_of(m[L], some), some_of(y, some), self.steps)
                 self._looked[-1] += [(x, y, some)] if kept is None else []
             # back: r_{l-1} from r_l, by the target of a_{l-1}
-            for l, r_l in self.walk.back(W, a, m, r):
+            for l, r_l in walk.back(W, m, r):
                 # sums of the weight step: R_l = sum r_l' [a_{l-1}, 1]
-                R_l = layers[l].map.cross(r_l, a[l - 1]).to(kept or W[l].dtype)
+                R_l = layers[l].map.cross(r_l, a[l - 1])
+                R_l = R_l if kept is None else R_l.to(kept)
                 R[l] = R[l] + R_l if l in R else R_l
                 if look:
-                    inputs = some_of(a[l - 1], some)
-                    self.inputs[l].look(inputs if inputs.shape[1] == W[l].shape[1] else with_ones(inputs))
-                    self.residuals[l].look(some_of(r_l, some))
+                    self._look(l, some_of(a[l - 1], some), some_of(r_l, some))
         sums = [R[l] if l in R else torch.zeros_like(W[l], dtype=kept) for l in W]
         return [*sums, *self._seen()] if look else sums
+
+    def _look(self, l: int, inputs: Tensor, residuals: Tensor) -> None:
+        whole = inputs.shape[1] == self.W[l].shape[1]
+        self.inputs[l].look(inputs if whole else with_ones(inputs))
+        self.residuals[l].look(residuals)
 
     def _seen(self) -> list[Tensor]:
         """What was looked at, taken out of where it was added up."""
@@ -219,11 +224,11 @@ class AnchoredADMM(AbstractMethod):
         self, parts: Iterable[list[Tensor]], dtype: torch.dtype, meanwhile: Callable[[], None]
     ) -> tuple[Weights, list[Tensor]]:
         """R_l, and what all have seen, over all pieces of all ranks. One buffer crosses."""
-        pending = self.comm.totals_later(parts, torch.float64 if self.looks() else dtype, self._over)
+        pending = self.comm.totals_later(parts, dtype, self._over)
         if self.comm.size > 1:
             meanwhile()
         total = pending.wait()
-        R = {l: R_l.to(self.W[l].dtype) for l, R_l in zip(self.W, total, strict=False)}
+        R = {l: R_l if R_l.dtype == self.dtype else R_l.to(self.dtype) for l, R_l in zip(self.W, total, strict=False)}
         return R, total[len(R) :]
 
     def _looking(self) -> list[AbstractMoment]:
@@ -302,16 +307,16 @@ class AnchoredADMM(AbstractMethod):
         return [(self, COUNTERS), (self.guard, Guard.counters)]
 
     def _parts(self) -> dict[str, Weights]:
-        mine = {"W": self.W, "V": self.V, "mean": self.mean, "norm": self.norm, "K": self.walk.K}
+        mine = {"W": self.W, "V": self.V, "mean": self.mean, "norm": self.strides.first, "K": self.walk.K}
         return {**mine, **self.guard.parts}
 
     def _start(self, problem: Problem) -> None:
-        self.problem, self.W = problem, problem.read()
+        self.problem, self.W, self.dtype = problem, problem.read(), problem.dtype
         self.steps, self.epoch, self.rollbacks, self.shorter = 0, 0, 0, 1.0
         self.scaling = None
         self.V = {l: torch.zeros_like(W) for l, W in self.W.items()}
         self.mean = {l: W.clone() for l, W in self.W.items()}
-        self.norm = {l: _size(W) for l, W in self.W.items()}
+        self.strides = Strides(self.W)
         self.inputs = {l: moment(W.shape[1], self.rho, W) for l, W in self.W.items()}
         self.residuals = {l: moment(W.shape[0], self.rho_residual, W) for l, W in self.W.items()}
         self.walk = Walk(problem, self.W, self.beta, self.gamma)
@@ -334,7 +339,8 @@ class AnchoredADMM(AbstractMethod):
         as_they_are, as_fresh = self.comm.total(losses, rows).tolist()
         if not as_fresh <= as_they_are:
             self.W[1] = scaling.unfold(self.W[1])
-        self.scaling, self.mean[1], self.norm[1] = scaling, self.W[1].clone(), _size(self.W[1])
+        self.scaling, self.mean[1] = scaling, self.W[1].clone()
+        self.strides.start(1, self.W[1])
         self.guard = Guard(self.W, self.mean)
 
     def _input(self, x: Tensor) -> Tensor:
@@ -374,14 +380,10 @@ class AnchoredADMM(AbstractMethod):
         return float(self.comm.total(losses, self._over))
 
     def _move(self, eta: float) -> None:
-        norms = [vector_norm(t) for part in (self.V, self.W) for t in part.values()]
-        length, size, first = torch.stack([*norms, *self.norm.values()]).view(3, -1).unbind()
-        # a V whose squares underflow has no direction, and its layer hardly moves
-        stride = torch.maximum(size, first).mul_(eta).div_(length.clamp_min(torch.finfo(length.dtype).tiny ** 0.5))
-        for l, by in zip(self.W, stride.unbind(), strict=True):
+        for (l, W), by in zip(self.W.items(), self.strides(self.V, self.W), strict=True):
             if self.weight_decay:
-                self.W[l].narrow(1, 0, self.problem.layers[l].map.inputs).mul_(1 - eta * self.weight_decay)
-            self.W[l].addcmul_(self.V[l], by)
+                W.narrow(1, 0, self.problem.layers[l].map.inputs).mul_(1 - eta * self.weight_decay)
+            W.addcmul_(self.V[l], by, value=eta)
 
     def _average(self) -> None:
         if self.average:
@@ -414,9 +416,3 @@ def _chunk_rows(problem: Problem) -> int:
     widest = max(layer.map.outputs for layer in problem.layers.values())
     rows = max(256, min(CHUNK_ENTRIES // widest, INPUT_ENTRIES // first.inputs))
     return rows if first.prefers_plain(rows) else max(256, CHUNK_ENTRIES // max(widest, first.inputs))
-
-
-def _size(W: Tensor) -> Tensor:
-    """The norm of W, or, for one that starts at zero or hardly above, that of fresh weights in its place."""
-    norm, fresh = W.norm(), (len(W) / 3) ** 0.5
-    return torch.where(norm < fresh / 10, fresh, norm)

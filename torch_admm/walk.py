@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import final
+from typing import NamedTuple, final
 
 from torch import Tensor
 
 from . import steps
-from .moments import row_major
 from .problem import Problem, Weights
 
 __all__ = ["Walk"]
 
 EXACT_SIDE = 16  # up to so many outputs the factor of the a step is taken anew every batch, else at refreshes
+CACHED = 64  # numbers of rows whose places are kept: the ranks' shares of a batch differ by a few
+
+
+class Places(NamedTuple):
+    """Where a chunk of some number of rows has what is made of it, by layer."""
+
+    a: Weights  # [a_l, 1]
+    inner: Weights  # a_l, in there
+    m: Weights
+    r: Weights
 
 
 @final
@@ -24,45 +33,65 @@ class Walk:
         """`W` gives shapes, dtype and device."""
         self.problem, self.beta, self.gamma = problem, beta, gamma
         self.K = {l: W_l.new_zeros(len(W_l), len(W_l)) for l, W_l in W.items() if l > 1}
+        self._exact = [l for l, K in self.K.items() if len(K) <= EXACT_SIDE]
+        self._columns = {l: W_l.shape[1] for l, W_l in W.items()}
         self._rooms: dict[tuple[str, int], Tensor] = {}
+        self._places: dict[int, Places] = {}
 
     def factor(self, W: Weights, refresh: bool) -> None:
         """Take K_l for these weights; large ones at refreshes only, since they change slowly."""
-        for l in self.K:
-            if refresh or len(self.K[l]) <= EXACT_SIDE:
-                K = self.problem.layers[l].map.output_factor(W[l], self.beta, self.gamma)
-                self.K[l] = row_major(K, W[l].dtype)
+        for l in self.K if refresh else self._exact:
+            self.K[l] = self.problem.layers[l].map.output_factor(W[l], self.beta, self.gamma)
 
     def forward(self, W: Weights, x: Tensor) -> tuple[Weights, Weights]:
         """a_l = h_l(m_l) as [a_l, 1], and m_l = W_l a_{l-1} + b_l; the next chunk uses their memory again.
 
         a_0 may be x itself: see `AbstractLinearMap.prefers_plain`.
         """
-        layers, rows = self.problem.layers, len(x)
-        a: Weights = {}
-        m: Weights = {}
+        layers, places = self.problem.layers, self.places(x)
+        a, m = dict(places.a), dict(places.m)
+        if layers[1].map.prefers_plain(x.shape[0]):
+            a[0] = x
+        else:
+            places.inner[0].copy_(x)
         for l, layer in layers.items():
-            if l == 1 and layer.map.prefers_plain(rows):
-                a[0] = x
-            else:
-                z, h = (m[l - 1], layers[l - 1].h) if l > 1 else (x, None)
-                a[l - 1] = layer.map.extend(z, h, self.room("a", l, rows, W[l].shape[1], W[l]))
-            out = self.room("m", l, rows, len(W[l]), W[l]) if l < self.problem.L else None
-            m[l] = layer.map.forward(W[l], a[l - 1], out)
+            m[l] = layer.map.forward(W[l], a[l - 1], m.get(l))
+            if l in a:
+                inner = places.inner[l]
+                a_l = layer.h(m[l], inner)
+                if a_l is not inner:
+                    inner.copy_(a_l)
         return a, m
 
-    def back(self, W: Weights, a: Weights, m: Weights, r: Tensor) -> Iterator[tuple[int, Tensor]]:
-        """(l, r_l) from l = L, whose residual r is given, to 1; m is used up."""
-        layers = self.problem.layers
+    def back(self, W: Weights, m: Weights, r: Tensor) -> Iterator[tuple[int, Tensor]]:
+        """(l, r_l) from l = L, whose residual r is given, to 1, after `forward`; m is used up."""
+        layers, places = self.problem.layers, self.places(r)
         for l in range(self.problem.L, 0, -1):
             yield l, r
             if l > 1:
                 # d = argmin_d { beta ||r_l - W_l d||^2 + gamma ||d||^2 }, the way to the target a' = a_{l-1} + d
                 pull = _Pull(self, l, W[l], r @ self.K[l])
                 # r_{l-1} = argmin_z { gamma ||a' - h(z)||^2 + beta ||z - m_{l-1}||^2 } - m_{l-1}
-                inputs = layers[l].map.inputs
-                h_m, room = a[l - 1].narrow(1, 0, inputs), self.room("r", l, len(r), inputs, W[l])
-                r = steps.hidden_residual(layers[l - 1].h, pull, m[l - 1], h_m, self.beta, self.gamma, room)
+                h, h_m, room = layers[l - 1].h, places.inner[l - 1], places.r[l - 1]
+                r = steps.hidden_residual(h, pull, m[l - 1], h_m, self.beta, self.gamma, room)
+
+    def places(self, rows: Tensor) -> Places:
+        """For so many rows. Views are made once: small steps consist of little else than calls."""
+        count = rows.shape[0]
+        found = self._places.get(count)
+        if found is None:
+            found = self._cut(count, rows)
+            if len(self._places) == CACHED:
+                self._places.clear()
+            self._places[count] = found
+        return found
+
+    def _cut(self, rows: int, like: Tensor) -> Places:
+        layers, columns, L = self.problem.layers, self._columns, self.problem.L
+        plain = layers[1].map.prefers_plain(rows)
+        a = {l: self.room("a", l, rows, columns[l + 1], like) for l in range(1 if plain else 0, L)}
+        m, r = ({l: self.room(name, l, rows, layers[l].map.outputs, like) for l in range(1, L)} for name in ("m", "r"))
+        return Places(a, {l: layers[l + 1].map.inner(a_l) for l, a_l in a.items()}, m, r)
 
     def room(self, name: str, l: int, rows: int, columns: int, like: Tensor) -> Tensor:
         """Memory that every batch uses again: first touching new memory costs more than computing what goes there.
@@ -72,6 +101,7 @@ class Walk:
         kept = self._rooms.get((name, l))
         if kept is None or len(kept) < rows:
             kept = self._rooms[name, l] = like.new_ones(rows, columns)
+            self._places.clear()  # or those would keep the smaller memory too
         return kept if len(kept) == rows else kept.narrow(0, 0, rows)
 
 

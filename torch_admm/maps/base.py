@@ -8,7 +8,6 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from ..activations import AbstractActivation
 from ..gram import Gram
 
 __all__ = ["AbstractLinearMap", "InputSolve"]
@@ -51,8 +50,8 @@ class AbstractLinearMap(abc.ABC):
         """Factor argmin_a beta ||z - W a - b||^2 + gamma ||a - h||^2 once; apply it to any rows h, z."""
 
     @abc.abstractmethod
-    def extend(self, z: Tensor, h: AbstractActivation | None, out: Tensor) -> Tensor:
-        """Write a = h(z) into the columns of `out` but the last, of ones, if there is a bias.
+    def inner(self, extended: Tensor) -> Tensor:
+        """The columns of rows [a, 1] that a has: all but the last, of ones, if there is a bias.
 
         `forward` and `cross` take such rows [a, 1] as well as a, and are faster on them.
         """

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 
 from .. import gram
-from ..activations import AbstractActivation
 from .base import AbstractLinearMap, InputSolve
 
 __all__ = ["Dense", "map_of"]
@@ -38,13 +37,15 @@ class Dense(AbstractLinearMap):
             self.module.bias.copy_(W.select(1, self.inputs))
 
     def forward(self, W: Tensor, a: Tensor, out: Tensor | None = None) -> Tensor:
-        if a.shape[1] == W.shape[1] and (self.outputs > 1 or out is not None):  # without a bias, or [a, 1]
+        whole = a.shape[1] == W.shape[1]  # without a bias, or [a, 1]
+        if self.outputs == 1 and out is None:  # several times faster than a product with one column
+            w = W.select(0, 0)
+            m = torch.mv(a, w if whole else w.narrow(0, 0, self.inputs)).unsqueeze(1)
+            return m if whole else m.add_(W.select(1, self.inputs))
+        if whole:
             return torch.mm(a, W.T, out=out)
         if self.inputs < self.outputs:  # a column of ones is cheaper than a pass over m; addmm makes two
             return torch.mm(gram.with_ones(a), W.T, out=out)
-        if self.outputs == 1 and out is None:  # several times faster than a product with one column
-            m = torch.mv(a, W.select(0, 0).narrow(0, 0, a.shape[1])).unsqueeze(1)
-            return m.add_(W.select(1, self.inputs)) if a.shape[1] < W.shape[1] else m
         return torch.mm(a, self._matrix(W).T, out=out).add_(_packed(W.select(1, self.inputs)))
 
     def gram(self, like: Tensor, products: torch.dtype = torch.float64, at_once: int | None = None) -> gram.Gram:
@@ -68,12 +69,8 @@ class Dense(AbstractLinearMap):
         M = M.to(W.dtype)
         return lambda h, z: h.addmm_(z - self.forward(W, h), M)
 
-    def extend(self, z: Tensor, h: AbstractActivation | None, out: Tensor) -> Tensor:
-        inside = out.narrow(1, 0, self.inputs)
-        a = z if h is None else h(z, inside)
-        if a is not inside:
-            inside.copy_(a)
-        return out
+    def inner(self, extended: Tensor) -> Tensor:
+        return extended.narrow(1, 0, self.inputs)
 
     def prefers_plain(self, rows: int) -> bool:
         """Instead of the rows, W and its sums are copied."""
@@ -82,12 +79,11 @@ class Dense(AbstractLinearMap):
     def output_factor(self, W: Tensor, beta: float, gamma: float) -> Tensor:
         V = W.narrow(1, 0, self.inputs)
         if self.outputs == 1:
-            w = V.select(0, 0)
-            return (torch.dot(w, w) + gamma / beta).reciprocal_().view(1, 1)
+            return torch.mm(V, V.T).add_(gamma / beta).reciprocal_()
         K = (V @ V.T).double()
         K.diagonal().add_(gamma / beta)
         inverse: Tensor = torch.linalg.inv_ex(K).inverse  # does not raise: what explodes is noticed later
-        return inverse.to(W.dtype)
+        return inverse.to(W.dtype, memory_format=torch.contiguous_format, copy=True)  # as a stored one comes back
 
     def pull_back(self, W: Tensor, r: Tensor, out: Tensor) -> Tensor:
         V = W.narrow(1, 0, self.inputs)
