@@ -18,7 +18,7 @@ import torch
 
 from torch_admm import comm
 
-__all__ = ["clean_environment", "free_port", "in_group", "mpirun", "on_ranks"]
+__all__ = ["Task", "clean_environment", "free_port", "in_group", "mpirun", "on_ranks"]
 
 PRELOAD = ["torch", "torch_admm", "torch.distributed", "baselines", "tests.ranks"]  # once, not once a rank
 SECONDS = 120.0

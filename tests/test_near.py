@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import os
 import signal
-import tempfile
+import socket
 import time
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from torch_admm.comm import AbstractComm, Group, near
+from torch_admm.comm import AbstractComm, Group, meet, near, signals
 from torch_admm.errors import CommError
 
 from .helpers import rng
-from .ranks import in_group, on_ranks
+from .ranks import Task, in_group, on_ranks
 
 LARGE = near.STRIPED // 4 + 7  # float32 numbers that each rank adds a part of
 
@@ -28,6 +27,22 @@ def _mine(rank: int, count: int) -> torch.Tensor:
 def _way(ranks: AbstractComm) -> str:
     assert isinstance(ranks, Group)
     return "gloo" if ranks.near is None else "memory"
+
+
+def _with(kind: type[signals.AbstractSignals], task: Task, *args: Any) -> Any:
+    """In a group whose ranks tell each other how far they are in this way."""
+    signals.in_order = lambda: kind is signals.Flags
+    return in_group(_checked, kind, task, *args)
+
+
+def _checked(ranks: AbstractComm, kind: type[signals.AbstractSignals], task: Task, *args: Any) -> Any:
+    assert isinstance(ranks, Group)
+    assert ranks.near is not None
+    assert type(ranks.near.signals) is kind
+    return task(ranks, *args)
+
+
+both = pytest.mark.parametrize("kind", [signals.Flags, signals.Bytes])
 
 
 def _exchange(ranks: AbstractComm) -> dict[str, Any]:
@@ -42,11 +57,12 @@ def _exchange(ranks: AbstractComm) -> dict[str, Any]:
     return found | {"nothing": len(nothing), "shape": tuple(shaped.shape), "way": _way(ranks)}
 
 
+@both
 @pytest.mark.parametrize("size", [2, 3])
-def test_sums_are_exact_and_the_same_on_all_ranks(size: int) -> None:
+def test_sums_are_exact_and_the_same_on_all_ranks(size: int, kind: type[signals.AbstractSignals]) -> None:
     parts = [_mine(rank, LARGE) for rank in range(size)]
     in_order = parts[0] + parts[1] if size == 2 else parts[0] + parts[1] + parts[2]
-    for said in on_ranks(size, in_group, _exchange):
+    for said in on_ranks(size, _with, kind, _exchange):
         assert isinstance(said, dict), said
         assert said["way"] == "memory"
         assert said["large"] == in_order.numpy().tobytes()
@@ -56,13 +72,16 @@ def test_sums_are_exact_and_the_same_on_all_ranks(size: int) -> None:
 
 
 def _parts(rank: int, rows: int) -> list[torch.Tensor]:
-    return [_mine(rank, 15).view(3, 5).T, _mine(rank + 9, rows).double(), _mine(rank, 1).squeeze()]
+    tall = _mine(rank, 15).view(5, 3) if rank else _mine(rank, 15).view(3, 5).T.clone()  # not as the others have it
+    return [_mine(rank, 15).view(3, 5).T, _mine(rank + 9, rows).double(), _mine(rank, 1).squeeze(), tall]
 
 
-def _several(ranks: AbstractComm, rows: int) -> tuple[list[Any], int]:
+def _several(ranks: AbstractComm, rows: int) -> tuple[list[Any], int, bool]:
     before = ranks.bytes_sent
-    pending = ranks.sums_later(_parts(ranks.rank, rows), torch.float64)
-    return [t.numpy() for t in (*pending.wait(), *pending.wait())], ranks.bytes_sent - before
+    parts = _parts(ranks.rank, rows)
+    pending = ranks.sums_later(parts, torch.float64)
+    alike = all(t.stride() == part.stride() for t, part in zip(pending.wait(), parts, strict=True))
+    return [t.numpy() for t in (*pending.wait(), *pending.wait())], ranks.bytes_sent - before, alike
 
 
 @pytest.mark.parametrize("size", [2, 3])
@@ -72,8 +91,9 @@ def test_several_tensors_cross_at_once(size: int, rows: int) -> None:
     for part in others:
         first = [(a.double() + b.double()) for a, b in zip(first, part, strict=True)]
     expected = [t.to(like.dtype) for t, like in zip(first, _parts(0, rows), strict=True)]
-    for sums, sent in on_ranks(size, in_group, _several, rows):
-        assert sent == 8 * (15 + rows + 1)
+    for sums, sent, laid_out_alike in on_ranks(size, in_group, _several, rows):
+        assert sent == 8 * (15 + rows + 1 + 15)
+        assert laid_out_alike
         for got, wanted in zip(map(torch.as_tensor, sums), expected * 2, strict=True):
             assert (got.dtype, got.shape) == (wanted.dtype, wanted.shape)
             assert torch.equal(got, wanted)
@@ -91,18 +111,38 @@ def _slowly(ranks: AbstractComm, slow: int) -> list[float]:
     return found + [p.wait().sum().item() for p in pending]
 
 
+@both
 @pytest.mark.parametrize("slow", [0, 1])
-def test_nobody_overwrites_what_a_slower_rank_has_not_read(slow: int) -> None:
-    assert on_ranks(2, in_group, _slowly, slow) == [[200.0 * i for i in range(3 * near.RING)]] * 2
+def test_nobody_overwrites_what_a_slower_rank_has_not_read(slow: int, kind: type[signals.AbstractSignals]) -> None:
+    assert on_ranks(2, _with, kind, _slowly, slow) == [[200.0 * i for i in range(3 * near.RING)]] * 2
 
 
-def _by(backend: str, folder: Path | None = None) -> str:
-    tempfile.tempdir = str(folder) if folder else None
+def _many(ranks: AbstractComm) -> float:
+    return sum(ranks.sum_(torch.ones(3))[0].item() for _ in range(2000))
+
+
+@both
+def test_more_ranks_than_cores_are_woken_up(kind: type[signals.AbstractSignals]) -> None:
+    """Each exchange has somebody asleep; were nobody woken up, 2,000 naps would take longer than a test may."""
+    assert on_ranks(4, _with, kind, _many) == [8000.0] * 4
+
+
+def _by(backend: str) -> str:
     return str(in_group(_way, backend=backend))
 
 
 def _elsewhere(_: Any) -> str:
-    near._machine = lambda: os.environ["RANK"]
+    meet._machine = lambda: os.environ["RANK"]
+    return _by("auto")
+
+
+def _door_shut(_: Any) -> str:
+    meet._opened = lambda door, address: os.environ["RANK"] == "0"
+    return _by("auto")
+
+
+def _of_another_user(_: Any) -> str:
+    os.geteuid = lambda: 4321
     return _by("auto")
 
 
@@ -110,15 +150,9 @@ def test_gloo_alone_is_what_its_name_says() -> None:
     assert on_ranks(2, _by, "gloo") == ["gloo", "gloo"]
 
 
-def test_ranks_of_several_machines_take_the_network() -> None:
-    assert on_ranks(2, _elsewhere, None) == ["gloo", "gloo"]
-
-
-def test_a_folder_in_which_no_socket_can_be_is_no_error(tmp_path: Path) -> None:
-    deep = tmp_path / ("long" * 40)  # paths of sockets are short
-    deep.mkdir()
-    assert on_ranks(2, _by, "auto", deep) == ["gloo", "gloo"]
-    assert list(deep.iterdir()) == []
+@pytest.mark.parametrize("task", [_elsewhere, _door_shut, _of_another_user])
+def test_ranks_that_cannot_or_must_not_share_memory_take_the_network(task: Task) -> None:
+    assert on_ranks(2, task, None) == ["gloo", "gloo"]
 
 
 def _differ(ranks: AbstractComm) -> str:
@@ -135,9 +169,10 @@ def test_sizes_that_differ_are_an_error_on_all_ranks() -> None:
     assert second.endswith("rank 0 sent 12 bytes, rank 1 16")
 
 
-def _die(ranks: AbstractComm) -> str:
+def _die(ranks: AbstractComm, pause: float) -> str:
     ranks.sum_(torch.ones(3))
     if ranks.rank == 1:
+        time.sleep(pause)
         os.kill(os.getpid(), signal.SIGKILL)
     try:
         ranks.sum_(torch.ones(3))
@@ -146,13 +181,28 @@ def _die(ranks: AbstractComm) -> str:
     return "went on"
 
 
-def _die_in(folder: Path) -> Any:
-    tempfile.tempdir = str(folder)
-    return in_group(_die)
-
-
-def test_a_killed_rank_leaves_nothing_behind(tmp_path: Path) -> None:
-    left, killed = on_ranks(2, _die_in, tmp_path)
+@both
+@pytest.mark.parametrize("pause", [0.0, 0.2])  # the other one is asking, or asleep
+def test_a_killed_rank_is_named(pause: float, kind: type[signals.AbstractSignals]) -> None:
+    left, killed = on_ranks(2, _with, kind, _die, pause)
     assert killed == -signal.SIGKILL
     assert left == "rank 1 is missing, ended or stuck; rank 0 was told: rank 1 closed its connection"
-    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_was_told_before_leaving_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rank tells something and goes while another falls asleep over it."""
+    counts = [memoryview(bytearray(64)).cast("q") for _ in range(2)]
+    link, end = socket.socketpair()
+    with link, end:
+        flags = signals.Flags(0, {1: link}, counts)
+
+        def told_meanwhile(*_: Any) -> list[int]:
+            counts[1][signals.WRITTEN] = 1
+            end.close()
+            return [1]
+
+        monkeypatch.setattr(flags, "_readable", told_meanwhile)
+        flags.sleep(flags.behind(signals.WRITTEN, 1), signals.WRITTEN, 1, 1.0)
+        assert flags.behind(signals.WRITTEN, 1) == []
+        with pytest.raises(RuntimeError, match="rank 1 closed its connection"):
+            flags.sleep(flags.behind(signals.WRITTEN, 2), signals.WRITTEN, 2, 1.0)

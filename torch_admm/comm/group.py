@@ -64,12 +64,12 @@ class Group(AbstractComm):
         return self._later(values, lambda way: way.sum(values), values)
 
     def sums_later(self, tensors: Sequence[Tensor], dtype: torch.dtype) -> Pending[list[Tensor]]:
-        size, near = sum(t.numel() for t in tensors) * dtype.itemsize, self.near
+        size, near = sum([t.numel() for t in tensors]) * dtype.itemsize, self.near
         if near is None or not near.takes(tensors[0].device, size):
             return super().sums_later(tensors, dtype)
         self.bytes_sent += size
-        work = [self._tried(lambda: near.sums(tensors, dtype))]
-        return Pending(lambda: self._tried(lambda: work.pop().wait()))
+        work: Pending[list[Tensor]] = self._tried(near.sums, tensors, dtype)
+        return Pending(lambda: self._tried(work.wait))
 
     def gather_later(self, values: Tensor) -> Pending[Tensor]:
         values = values.contiguous().to(self.device if values.device.type == "cpu" else values.device)
@@ -88,17 +88,17 @@ class Group(AbstractComm):
         size = sent.numel() * sent.element_size()
         self.bytes_sent += size
         way = self.near if self.near is not None and self.near.takes(sent.device, size) else _Torch()
-        work = [self._tried(lambda: start(way))]
+        work = [self._tried(start, way)]
 
         def finish() -> Tensor:
-            self._tried(lambda: work.pop().wait())
+            self._tried(lambda: work.pop().wait())  # not even this frame may hold it then
             return result
 
         return Pending(finish)
 
-    def _tried(self, call: Callable[[], Any]) -> Any:
+    def _tried(self, call: Callable[..., Any], *arguments: Any) -> Any:
         try:
-            return call()
+            return call(*arguments)
         except RuntimeError as error:
             reason = str(error)
         raise self._explained(reason)  # outside the except clause: nothing may hold the connections any more

@@ -22,7 +22,8 @@ from . import mpi
 from .base import AbstractComm, Solo
 from .group import Group, leave, lost
 from .launch import Launch, launched
-from .near import Near, meet
+from .meet import meet
+from .near import Near
 
 __all__ = ["BACKENDS", "current", "start"]
 

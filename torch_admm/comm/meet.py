@@ -1,0 +1,103 @@
+"""How ranks of one machine find each other, and get hold of each other's memory.
+
+Neither the memory nor the sockets have a name in any file system: nothing is left behind, whoever is killed when.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import secrets
+import socket
+import struct
+from contextlib import suppress
+from pathlib import Path
+
+from .base import AbstractComm
+from .near import MEMORY, Near
+
+__all__ = ["meet"]
+
+NUMBER = struct.Struct("<q")
+CREDENTIALS = struct.Struct("3i")  # process, user and group
+
+
+def meet(comm: AbstractComm, seconds: float) -> Near | None:
+    """Near, if all ranks are on one machine that can do it; they decide together."""
+    if len(set(comm.texts(_machine()))) > 1 or not comm.all_true(hasattr(os, "memfd_create")):
+        return None
+    name = comm.texts(secrets.token_hex(16))[0]
+    with socket.socket(socket.AF_UNIX) as door:
+        if not comm.all_true(_opened(door, _address(name, comm.rank))):
+            return None
+        found = _linked(comm, door, name, seconds)
+        return found if comm.all_true(found is not None) else None
+
+
+def _machine() -> str:
+    """Tells one from another that happens to have its name, and what shares a machine but not its network."""
+    said = socket.gethostname()
+    with suppress(OSError):
+        said += Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii")
+        said += str(Path("/proc/self/ns/net").readlink())
+    return said
+
+
+def _address(name: str, rank: int) -> str:
+    """Of Linux' abstract kind, which is no file."""
+    return f"\0torch_admm-{name}-{rank}"
+
+
+def _opened(door: socket.socket, address: str) -> bool:
+    try:
+        door.bind(address)
+        door.listen(socket.SOMAXCONN)
+    except OSError:
+        return False
+    return True
+
+
+def _linked(comm: AbstractComm, door: socket.socket, name: str, seconds: float) -> Near | None:
+    """A link with each rank; each way over it goes where the memory of the sender is."""
+    links: dict[int, socket.socket] = {}
+    memory = os.memfd_create("torch_admm")
+    try:
+        os.ftruncate(memory, MEMORY)
+        memories = {comm.rank: mmap.mmap(memory, MEMORY)}
+        for number in range(comm.size - 1):
+            link = _dialled(_address(name, number)) if number < comm.rank else _answered(door, seconds)
+            socket.send_fds(link, [NUMBER.pack(comm.rank)], [memory])
+            told, (theirs,), _, _ = socket.recv_fds(link, NUMBER.size, 1)
+            (rank,) = NUMBER.unpack(told)
+            links[rank], memories[rank] = link, mmap.mmap(theirs, MEMORY)
+            os.close(theirs)
+            link.setblocking(False)
+    except (OSError, ValueError):
+        for link in links.values():
+            link.close()
+        return None
+    finally:
+        os.close(memory)
+    return Near(comm.rank, dict(sorted(links.items())), [memories[rank] for rank in range(comm.size)], seconds)
+
+
+def _dialled(address: str) -> socket.socket:
+    link = socket.socket(socket.AF_UNIX)
+    link.connect(address)
+    return _known(link)
+
+
+def _answered(door: socket.socket, seconds: float) -> socket.socket:
+    door.settimeout(seconds)
+    link, _ = door.accept()
+    link.settimeout(seconds)
+    return _known(link)
+
+
+def _known(link: socket.socket) -> socket.socket:
+    """Nobody else's process gets to see this memory: an address of this kind has no permissions."""
+    _, user, _ = CREDENTIALS.unpack(link.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size))
+    if user != os.geteuid():
+        link.close()
+        raise PermissionError(f"a process of user {user} has come to a meeting of user {os.geteuid()}")
+    return link
