@@ -118,7 +118,7 @@ def test_a_short_batch_steps_as_far_as_a_usual_one() -> None:
     opt.step(x[:64], y[:64])
     assert length > method._length(64)
     for l, W in method.W.items():
-        size = max(float(before[l].norm()), float(method.strides.first[l]))
+        size = max(float(before[l].norm()), float(method.motion.first[l]))
         assert float((W - before[l]).norm()) == pytest.approx(length * size, rel=1e-3)
 
 

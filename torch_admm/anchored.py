@@ -18,10 +18,10 @@ from .guard import Guard
 from .losses import loss_of
 from .method import AbstractMethod
 from .moments import AbstractMoment, looked_at, moment, some_of
+from .motion import Motion
 from .precision import LITTLE_STEP, LITTLE_SWEEP
 from .problem import Problem, Weights, from_module
 from .scaling import Scaling, looked, measured
-from .strides import Strides
 from .voice import Voice
 from .walk import Walk
 
@@ -172,19 +172,19 @@ class AnchoredADMM(AbstractMethod):
         """
         look = self.looks()
         self._looked, self._over = [], over
-        self.walk.factor(self.W, look)
+        self.walk.factor(self.W, self.steps, look)
         parts = (self._sums(chunks, rows, kept, look) for chunks in pieces)
         R, seen = self._total(parts, torch.float64 if look else kept or self.dtype, meanwhile)
         if look and not self._refresh(R, seen, of_all=kept is not None):
             return
-        for l, V in self.V.items():
-            # D_l = (C_l + rho' s' I)^-1 R_l (G_l + rho s I)^-1, up to scale;  V_l = mu_k V_l + D_l
-            D = self.residuals[l].left(self.inputs[l].right(R[l]))
-            torch.add(D, V, alpha=self.momentum * self.steps / (self.steps + 3), out=V)
-        # W_l += eta_k max(||W_l||, ||W_l at the start||) V_l / ||V_l||
-        self._move(self._length(rows))
+        # D_l = (C_l + rho' s' I)^-1 R_l (G_l + rho s I)^-1, up to scale
+        D = {l: self.residuals[l].left(self.inputs[l].right(R_l)) for l, R_l in R.items()}
+        # V_l = mu_k V_l + D_l;  W_l += eta_k max(||W_l||, ||W_l at the start||) V_l / ||V_l||
+        k = self.steps
+        self.motion.step(D, self.momentum * k / (k + 3), self._length(rows), self.weight_decay)
         self.steps += 1
-        self._average()
+        if self.average:
+            self.motion.average(1 - min(0.99, (k + 2) / (k + 11)))
 
     def _sums(self, chunks: Iterable[Batch], rows: int, kept: torch.dtype | None, look: bool) -> list[Tensor]:
         """The walk forward and back: R_l of all layers, then, if it is time to look, what was seen on the way."""
@@ -307,16 +307,14 @@ class AnchoredADMM(AbstractMethod):
         return [(self, COUNTERS), (self.guard, Guard.counters)]
 
     def _parts(self) -> dict[str, Weights]:
-        mine = {"W": self.W, "V": self.V, "mean": self.mean, "norm": self.strides.first, "K": self.walk.K}
+        mine = {"W": self.W, "V": self.V, "mean": self.mean, "norm": self.motion.first, "K": self.walk.K}
         return {**mine, **self.guard.parts}
 
     def _start(self, problem: Problem) -> None:
-        self.problem, self.W, self.dtype = problem, problem.read(), problem.dtype
+        self.problem, self.dtype, self.motion = problem, problem.dtype, Motion(problem)
+        self.W, self.V, self.mean = self.motion.W, self.motion.V, self.motion.mean
         self.steps, self.epoch, self.rollbacks, self.shorter = 0, 0, 0, 1.0
         self.scaling = None
-        self.V = {l: torch.zeros_like(W) for l, W in self.W.items()}
-        self.mean = {l: W.clone() for l, W in self.W.items()}
-        self.strides = Strides(self.W)
         self.inputs = {l: moment(W.shape[1], self.rho, W) for l, W in self.W.items()}
         self.residuals = {l: moment(W.shape[0], self.rho_residual, W) for l, W in self.W.items()}
         self.walk = Walk(problem, self.W, self.beta, self.gamma)
@@ -338,9 +336,8 @@ class AnchoredADMM(AbstractMethod):
             losses[part] += torch.stack([self.loss(z, y).double().sum() for z in outputs])
         as_they_are, as_fresh = self.comm.total(losses, rows).tolist()
         if not as_fresh <= as_they_are:
-            self.W[1] = scaling.unfold(self.W[1])
-        self.scaling, self.mean[1] = scaling, self.W[1].clone()
-        self.strides.start(1, self.W[1])
+            self.motion.start(1, scaling.unfold(self.W[1]))
+        self.scaling = scaling
         self.guard = Guard(self.W, self.mean)
 
     def _input(self, x: Tensor) -> Tensor:
@@ -379,18 +376,6 @@ class AnchoredADMM(AbstractMethod):
                 losses[piece] += self.loss(z, some_of(y, some)).double().sum()
         return float(self.comm.total(losses, self._over))
 
-    def _move(self, eta: float) -> None:
-        for (l, W), by in zip(self.W.items(), self.strides(self.V, self.W), strict=True):
-            if self.weight_decay:
-                W.narrow(1, 0, self.problem.layers[l].map.inputs).mul_(1 - eta * self.weight_decay)
-            W.addcmul_(self.V[l], by, value=eta)
-
-    def _average(self) -> None:
-        if self.average:
-            keep = min(0.99, (1 + self.steps) / (10 + self.steps))
-            for l, W in self.W.items():
-                self.mean[l].lerp_(W, 1 - keep)
-
     def _guard(self) -> None:
         """Leave no weight behind that is not finite."""
         if not all(bool(torch.isfinite(W).all()) for W in self.W.values()):
@@ -405,7 +390,7 @@ class AnchoredADMM(AbstractMethod):
             self.V[l].zero_()
             self.inputs[l] = moment(W.shape[1], self.rho, W)
             self.residuals[l] = moment(W.shape[0], self.rho_residual, W)
-        self.walk.factor(self.W, True)
+        self.walk.factor(self.W, self.steps, True)
         self.shorter *= 0.5
         self.rollbacks += 1
         self.steps += 1

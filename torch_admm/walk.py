@@ -12,7 +12,8 @@ from .problem import Problem, Weights
 
 __all__ = ["Walk"]
 
-EXACT_SIDE = 16  # up to so many outputs the factor of the a step is taken anew every batch, else at refreshes
+SMALL_SIDE, EVERY = 16, 4  # up to so many outputs the factor of the a step is taken anew every few steps, and
+LONG_STEPS = 16  # every one of the first, which are long; else at refreshes
 CACHED = 64  # numbers of rows whose places are kept: the ranks' shares of a batch differ by a few
 
 
@@ -33,14 +34,16 @@ class Walk:
         """`W` gives shapes, dtype and device."""
         self.problem, self.beta, self.gamma = problem, beta, gamma
         self.K = {l: W_l.new_zeros(len(W_l), len(W_l)) for l, W_l in W.items() if l > 1}
-        self._exact = [l for l, K in self.K.items() if len(K) <= EXACT_SIDE]
+        self._small = [l for l, K in self.K.items() if len(K) <= SMALL_SIDE]
         self._columns = {l: W_l.shape[1] for l, W_l in W.items()}
         self._rooms: dict[tuple[str, int], Tensor] = {}
         self._places: dict[int, Places] = {}
 
-    def factor(self, W: Weights, refresh: bool) -> None:
-        """Take K_l for these weights; large ones at refreshes only, since they change slowly."""
-        for l in self.K if refresh else self._exact:
+    def factor(self, W: Weights, step: int, refresh: bool) -> None:
+        """Take K_l for these weights, if it is time to: they change slowly."""
+        if not refresh and step >= LONG_STEPS and step % EVERY:
+            return
+        for l in self.K if refresh else self._small:
             self.K[l] = self.problem.layers[l].map.output_factor(W[l], self.beta, self.gamma)
 
     def forward(self, W: Weights, x: Tensor) -> tuple[Weights, Weights]:
