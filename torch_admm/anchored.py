@@ -173,7 +173,8 @@ class AnchoredADMM(AbstractMethod):
         look = self.looks()
         self._looked, self._over = [], over
         self.walk.factor(self.W, self.steps, look)
-        parts = (self._sums(chunks, rows, kept, look) for chunks in pieces)
+        places = None if kept or look or over or self.comm.size == 1 else self._places()
+        parts = (self._sums(chunks, rows, kept, look, places) for chunks in pieces)
         R, seen = self._total(parts, torch.float64 if look else kept or self.dtype, meanwhile)
         if look and not self._refresh(R, seen, of_all=kept is not None):
             return
@@ -186,8 +187,18 @@ class AnchoredADMM(AbstractMethod):
         if self.average:
             self.motion.average(1 - min(0.99, (k + 2) / (k + 11)))
 
-    def _sums(self, chunks: Iterable[Batch], rows: int, kept: torch.dtype | None, look: bool) -> list[Tensor]:
-        """The walk forward and back: R_l of all layers, then, if it is time to look, what was seen on the way."""
+    def _places(self) -> Weights | None:
+        """Where R_l crosses from. Products by several threads are laid out otherwise: copies of these are faster."""
+        found = self.comm.places(list(self.W.values()), self.dtype) if torch.get_num_threads() == 1 else None
+        return None if found is None else dict(zip(self.W, found, strict=True))
+
+    def _sums(
+        self, chunks: Iterable[Batch], rows: int, kept: torch.dtype | None, look: bool, places: Weights | None
+    ) -> list[Tensor]:
+        """The walk forward and back: R_l of all layers, then, if it is time to look, what was seen on the way.
+
+        R_l of the first chunk is written to `places`, if there are any.
+        """
         L, W, layers, walk = self.problem.L, self.W, self.problem.layers, self.walk
         R: Weights = {}
         self._looked.append([])
@@ -203,9 +214,12 @@ class AnchoredADMM(AbstractMethod):
             # back: r_{l-1} from r_l, by the target of a_{l-1}
             for l, r_l in walk.back(W, m, r):
                 # sums of the weight step: R_l = sum r_l' [a_{l-1}, 1]
-                R_l = layers[l].map.cross(r_l, a[l - 1])
-                R_l = R_l if kept is None else R_l.to(kept)
-                R[l] = R[l] + R_l if l in R else R_l
+                if places is not None and l not in R:
+                    R[l] = layers[l].map.cross_into(r_l, a[l - 1], places[l])
+                else:
+                    R_l = layers[l].map.cross(r_l, a[l - 1])
+                    R_l = R_l if kept is None else R_l.to(kept)
+                    R[l] = R[l] + R_l if l in R else R_l
                 if look:
                     self._look(l, some_of(a[l - 1], some), some_of(r_l, some))
         sums = [R[l] if l in R else torch.zeros_like(W[l], dtype=kept) for l in W]

@@ -24,7 +24,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-__all__ = ["Factor", "Gram", "blocks", "cross", "with_ones"]
+__all__ = ["Factor", "Gram", "blocks", "cross", "cross_into", "with_ones"]
 
 DELTA = {  # by the dtypes of the weights and of the products
     (torch.float64, torch.float64): 1e-8,
@@ -186,6 +186,19 @@ class Factor:
         for _ in range(REFINEMENTS):
             W = W + (X - W @ self.S) @ self.P
         return W
+
+
+def cross_into(z: Tensor, a: Tensor, out: Tensor) -> Tensor:
+    """z'[a, 1] in `out`; where a has its ones already, z'a. It is fastest if the longer side of `out` is contiguous."""
+    columns = a.shape[1]
+    if out.shape[1] > columns:
+        torch.sum(z, 0, out=out.select(1, columns))
+        torch.mm(z.T, a, out=out.narrow(1, 0, columns))
+    elif columns < z.shape[1]:
+        torch.mm(a.T, z, out=out.T)
+    else:
+        torch.mm(z.T, a, out=out)
+    return out
 
 
 def cross(z: Tensor, a: Tensor, bias: bool, at_once: int | None = None) -> Tensor:

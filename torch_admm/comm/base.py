@@ -208,6 +208,10 @@ class AbstractComm(abc.ABC):
         pending = self.sum_later(pack(tensors, dtype))
         return Pending(lambda: unpack(pending.wait(), tensors))
 
+    def places(self, like: Sequence[Tensor], dtype: torch.dtype) -> list[Tensor] | None:
+        """Memory of these shapes from which the very next `sums_later` need not copy, if there is any."""
+        return None
+
     def collect(self, parts: Sequence[Tensor], rows: AbstractRows) -> list[Tensor]:
         """The parts of all pieces of these rows, of all ranks, in order; for small ones."""
         number = rows.split.number if self.cuts(rows) else self.size

@@ -64,12 +64,18 @@ class Group(AbstractComm):
         return self._later(values, lambda way: way.sum(values), values)
 
     def sums_later(self, tensors: Sequence[Tensor], dtype: torch.dtype) -> Pending[list[Tensor]]:
-        size, near = sum([t.numel() for t in tensors]) * dtype.itemsize, self.near
+        near, size = self.near, _size(tensors, dtype)
         if near is None or not near.takes(tensors[0].device, size):
             return super().sums_later(tensors, dtype)
         self.bytes_sent += size
         work: Pending[list[Tensor]] = self._tried(near.sums, tensors, dtype)
         return Pending(lambda: self._tried(work.wait))
+
+    def places(self, like: Sequence[Tensor], dtype: torch.dtype) -> list[Tensor] | None:
+        if self.near is None or not self.near.takes(like[0].device, _size(like, dtype)):
+            return None
+        found: list[Tensor] = self._tried(self.near.places, like, dtype)
+        return found
 
     def gather_later(self, values: Tensor) -> Pending[Tensor]:
         values = values.contiguous().to(self.device if values.device.type == "cpu" else values.device)
@@ -111,6 +117,10 @@ class Group(AbstractComm):
             with suppress(RuntimeError):
                 dist.destroy_process_group()
         return lost(self.store, self.rank, self.size, reason)
+
+
+def _size(tensors: Sequence[Tensor], dtype: torch.dtype) -> int:
+    return sum([t.numel() for t in tensors]) * dtype.itemsize
 
 
 def lost(store: Any, rank: int, size: int, reason: str) -> CommError:

@@ -77,6 +77,10 @@ class Near:
         found: list[Tensor] = []
         return self._start(tensors, dtype, lambda slots: found.extend(self._added(slots, tensors)), found)
 
+    def places(self, like: Sequence[Tensor], dtype: torch.dtype) -> list[Tensor]:
+        """Where the next exchange, if it is the sum of tensors of these shapes, has what is sent."""
+        return self._next(like, dtype).parts[self.rank]
+
     def largest(self, values: Tensor) -> Pending[Tensor]:
         flat = values.view(-1)
         return self._start([flat], flat.dtype, lambda slots: _copy(reduce(torch.maximum, slots.values), flat), values)
@@ -98,12 +102,10 @@ class Near:
         self, tensors: Sequence[Tensor], dtype: torch.dtype, combine: Combine, result: Result
     ) -> Pending[Result]:
         """Write what is here; the rest happens when somebody waits for it, in the order of the starts."""
-        number = self.started
-        self._finish(number - SLOTS)
-        self._wait(WRITTEN, number - RING + SLOTS + 1)  # so nobody reads any more what was in this place
-        slots = self._slots(number % RING, tuple([t.shape for t in tensors]), dtype)
+        number, slots = self.started, self._next(tensors, dtype)
         for place, values in zip(slots.parts[self.rank], tensors, strict=True):
-            place.copy_(values)
+            if place is not values:
+                place.copy_(values)
         self.counts[self.rank][SIZES + slots.number] = slots.size
         self.started += 1
         self.under_way.append((slots, combine))
@@ -114,6 +116,14 @@ class Near:
             return result
 
         return Pending(finish)
+
+    def _next(self, tensors: Sequence[Tensor], dtype: torch.dtype) -> Slots:
+        """The slots of the next exchange, once nobody reads any more what was in their place."""
+        number = self.started
+        self._finish(number - SLOTS)
+        if self.finished < (read := number - RING + SLOTS + 1):
+            self._wait(WRITTEN, read)
+        return self._slots(number % RING, tuple([t.shape for t in tensors]), dtype)
 
     def _finish(self, number: int) -> None:
         """All exchanges up to this one."""

@@ -45,6 +45,10 @@ class AbstractLinearMap(abc.ABC):
     def cross(self, z: Tensor, a: Tensor, at_once: int | None = None) -> Tensor:
         """z'[a, 1], shaped like the weights; see `gram.product` for `at_once`."""
 
+    def cross_into(self, z: Tensor, a: Tensor, out: Tensor) -> Tensor:
+        """The same, written to `out`."""
+        return out.copy_(self.cross(z, a))
+
     @abc.abstractmethod
     def solve_input(self, W: Tensor, beta: float, gamma: float) -> InputSolve:
         """Factor argmin_a beta ||z - W a - b||^2 + gamma ||a - h||^2 once; apply it to any rows h, z."""

@@ -54,6 +54,9 @@ class Dense(AbstractLinearMap):
     def cross(self, z: Tensor, a: Tensor, at_once: int | None = None) -> Tensor:
         return gram.cross(z, a, self.bias and a.shape[1] == self.inputs, at_once)
 
+    def cross_into(self, z: Tensor, a: Tensor, out: Tensor) -> Tensor:
+        return gram.cross_into(z, a, out)
+
     def solve_input(self, W: Tensor, beta: float, gamma: float) -> InputSolve:
         """a = h + (z - W h - b) M with M = beta (beta W W' + gamma I)^-1 W, from the smaller of W W' and W'W.
 
