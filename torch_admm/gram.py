@@ -24,7 +24,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-__all__ = ["Factor", "Gram", "blocks", "cross", "cross_into", "with_ones"]
+__all__ = ["Factor", "Gram", "blocks", "cross", "cross_into", "laid_out", "with_ones"]
 
 DELTA = {  # by the dtypes of the weights and of the products
     (torch.float64, torch.float64): 1e-8,
@@ -228,6 +228,12 @@ def _once(left: Tensor, right: Tensor) -> Tensor:
     if torch.get_num_threads() > 1 and MANY <= left.shape[1] < right.shape[1]:
         return (right.T @ left).T
     return left.T @ right
+
+
+def laid_out(values: Tensor, shape: torch.Size) -> Tensor:
+    """A vector as a tensor of this shape. Of a matrix, the longer side is contiguous: products with it are faster."""
+    tall = len(shape) == 2 and shape[0] > shape[1]
+    return values.view(shape[::-1]).T if tall else values.view(shape)
 
 
 def with_ones(a: Tensor) -> Tensor:

@@ -81,9 +81,9 @@ class AbstractMoment(abc.ABC):
     def right(self, D: Tensor) -> Tensor:
         """rho s D (G + rho s I)^-1, for D of shape (any, columns), which is used up."""
 
-    @abc.abstractmethod
     def left(self, D: Tensor) -> Tensor:
         """rho s (G + rho s I)^-1 D, for D of shape (columns, any), which is used up."""
+        return self.right(D.T).T  # G is symmetric
 
     @abc.abstractmethod
     def _sums(self, v: Tensor) -> list[Tensor]: ...
@@ -130,10 +130,7 @@ class FullMoment(AbstractMoment):
         self.P = torch.eye(columns, dtype=like.dtype, device=like.device)
 
     def right(self, D: Tensor) -> Tensor:
-        return D @ self.P
-
-    def left(self, D: Tensor) -> Tensor:
-        return self.P @ D
+        return (self.P @ D.T).T if D.shape[0] > D.shape[1] else D @ self.P  # laid out as `gram.laid_out` says
 
     def _sums(self, v: Tensor) -> list[Tensor]:
         return [(v.T @ v).double()]
@@ -163,9 +160,6 @@ class LeadingMoment(AbstractMoment):
 
     def right(self, D: Tensor) -> Tensor:
         return D.addmm_(D @ self.U.T, self.cU, alpha=-1)
-
-    def left(self, D: Tensor) -> Tensor:
-        return D.addmm_(self.cU.T, self.U @ D, alpha=-1)
 
     def _sums(self, v: Tensor) -> list[Tensor]:
         return [((v @ self.U.T).T @ v).double(), torch.linalg.vector_norm(v).double().square()]

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.linalg import vector_norm
 
+from .gram import laid_out
 from .problem import Problem, Weights
 
 __all__ = ["Motion"]
@@ -36,21 +37,18 @@ class Motion:
         block = like.new_zeros(3, starts[-1])
         _, self._all_W, self._all_means = block.unbind()
         self.V, self.W, self.mean = (
-            {
-                l: row.narrow(0, start, W.numel()).view(W.shape)
-                for start, (l, W) in zip(starts, read.items(), strict=False)
-            }
+            {l: laid_out(row.narrow(0, starts[i], W.numel()), W.shape) for i, (l, W) in enumerate(read.items())}
             for row in block.unbind()
         )
         self._inner = {l: W.narrow(1, 0, problem.layers[l].map.inputs) for l, W in self.W.items()}
-        norms, self._strides = like.new_zeros(3, L), like.new_zeros(L)
-        self._V_norms, self._W_norms, self._first_norms = norms.unbind()
-        self.first = dict(zip(read, self._first_norms.unbind(), strict=True))
-        both, lengths = block.narrow(0, 0, 2), norms.narrow(0, 0, 2).unbind(1)  # of V and W
+        self._norms, self._strides = like.new_zeros(2, L), like.new_zeros(L)
+        # a V whose squares underflow has no direction, and its layer hardly moves
+        self._least = like.new_full((2, L), torch.finfo(like.dtype).tiny ** 0.5)
+        self.first = dict(zip(read, self._least.select(0, 1).unbind(), strict=True))
+        both, lengths = block.narrow(0, 0, 2), self._norms.unbind(1)
         self._measured = [(both.narrow(1, a, b - a), at) for at, (a, b) in zip(lengths, pairwise(starts), strict=True)]
         self._moved = list(zip(self.W.values(), self.V.values(), self._strides.unbind(), strict=True))
-        # a V whose squares underflow has no direction, and its layer hardly moves
-        self._least = torch.finfo(like.dtype).tiny ** 0.5
+        self._lengths = self._norms.unbind()  # of V, of W
         for l, W in read.items():
             self.start(l, W)
 
@@ -67,8 +65,9 @@ class Motion:
             torch.add(D[l], V, alpha=mu, out=V)
         for both, norms in self._measured:
             vector_norm(both, dim=1, out=norms)
-        size = torch.maximum(self._W_norms, self._first_norms)
-        torch.div(size, self._V_norms.clamp_min_(self._least), out=self._strides)
+        torch.maximum(self._norms, self._least, out=self._norms)
+        length, size = self._lengths
+        torch.div(size, length, out=self._strides)
         if weight_decay:
             for W in self._inner.values():
                 W.mul_(1 - eta * weight_decay)

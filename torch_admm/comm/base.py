@@ -209,7 +209,10 @@ class AbstractComm(abc.ABC):
         return Pending(lambda: unpack(pending.wait(), tensors))
 
     def places(self, like: Sequence[Tensor], dtype: torch.dtype) -> list[Tensor] | None:
-        """Memory of these shapes from which the very next `sums_later` need not copy, if there is any."""
+        """Memory of these shapes, if there is any, from which the very next `sums_later` need not copy.
+
+        The sum of what is written there lasts until the next one of this kind.
+        """
         return None
 
     def collect(self, parts: Sequence[Tensor], rows: AbstractRows) -> list[Tensor]:

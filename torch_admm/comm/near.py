@@ -19,6 +19,7 @@ from typing import NamedTuple, TypeVar, final
 import torch
 from torch import Tensor
 
+from ..gram import laid_out
 from .base import Pending
 from .signals import ADDED, WRITTEN, signals_of
 
@@ -62,6 +63,7 @@ class Near:
         self.started = self.added = self.finished = 0
         self.under_way: deque[tuple[Slots, Combine]] = deque()
         self._slots = lru_cache(maxsize=64)(self._cut)  # the same few sizes come again and again
+        self._totals = lru_cache(maxsize=1)(self._kept)
 
     def takes(self, device: torch.device, size: int) -> bool:
         """Are so many bytes few enough, and here?"""
@@ -78,7 +80,10 @@ class Near:
         return self._start(tensors, dtype, lambda slots: found.extend(self._added(slots, tensors)), found)
 
     def places(self, like: Sequence[Tensor], dtype: torch.dtype) -> list[Tensor]:
-        """Where the next exchange, if it is the sum of tensors of these shapes, has what is sent."""
+        """Where the next exchange, if it is the sum of tensors of these shapes, has what is sent.
+
+        Who writes all of it there gets a sum that lasts until the next of this kind.
+        """
         return self._next(like, dtype).parts[self.rank]
 
     def largest(self, values: Tensor) -> Pending[Tensor]:
@@ -148,7 +153,14 @@ class Near:
             _add(slots.values, out)
 
     def _added(self, slots: Slots, like: Sequence[Tensor]) -> list[Tensor]:
-        """In memory of their own, and laid out there as what came: products round by both."""
+        """In memory of their own, and laid out there as what came: products round by both.
+
+        What was written to `places` is added up in memory that the next such sum uses again.
+        """
+        if like[0] is slots.parts[self.rank][0]:
+            total, parts = self._totals(tuple([t.shape for t in like]), like[0].dtype)
+            self._add(slots, total)
+            return parts
         if self.size > 2 and slots.size >= STRIPED:
             self._by_stripes(slots.values, total := torch.empty_like(slots.values[0]))
             sums = [part.clone() for part in _shaped(total, tuple([t.shape for t in like]))]
@@ -157,6 +169,10 @@ class Near:
         return [
             s.contiguous().to(t.dtype) if t.is_contiguous() else s.to(t.dtype) for s, t in zip(sums, like, strict=True)
         ]
+
+    def _kept(self, shapes: Shapes, dtype: torch.dtype) -> tuple[Tensor, list[Tensor]]:
+        total = torch.empty(sum(shape.numel() for shape in shapes), dtype=dtype)
+        return total, _shaped(total, shapes)
 
     def _by_stripes(self, theirs: Sequence[Tensor], values: Tensor) -> None:
         """Each rank adds up its part of the values, where nobody else looks, and then reads the others' parts."""
@@ -184,15 +200,12 @@ class Near:
 
 
 def _shaped(values: Tensor, shapes: Shapes) -> list[Tensor]:
-    """One vector as tensors of these shapes. Of a matrix, the longer side is contiguous, as products mostly have it.
+    """One vector as tensors of these shapes, laid out as products mostly have them.
 
-    It cannot be as each rank has it: that may depend on its number of threads.
+    They cannot be as each rank has them: that may depend on its number of threads.
     """
     parts = values.split([shape.numel() for shape in shapes])
-    return [
-        part.view(shape[::-1]).T if len(shape) == 2 and shape[0] > shape[1] else part.view(shape)
-        for part, shape in zip(parts, shapes, strict=True)
-    ]
+    return [laid_out(part, shape) for part, shape in zip(parts, shapes, strict=True)]
 
 
 def _add(theirs: Sequence[Tensor], out: Tensor) -> None:

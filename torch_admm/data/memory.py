@@ -37,8 +37,10 @@ class Rows(AbstractRows):
 
     def batches(self, size: int, seed: int, epoch: int) -> Iterator[Pair]:
         for order, counts in self.split.batches(size, seed, epoch):
-            for index in torch.from_numpy(order).to(self.x.device).split(counts):
-                yield self.x.index_select(0, index), self.y.index_select(0, index)
+            places = torch.from_numpy(order).to(self.x.device)
+            ys = self.y.index_select(0, places).split(counts)  # of many batches at once: they are few numbers
+            for index, y in zip(places.split(counts), ys, strict=True):
+                yield self.x.index_select(0, index), y
 
     def _some(self, rows: slice, split: Shards) -> Rows:
         return Rows(take(self.x, rows), take(self.y, rows), self.first + rows.start, split)
