@@ -11,8 +11,10 @@ from torch import Tensor
 from torch_admm import map_of
 from torch_admm.comm import Solo
 from torch_admm.data import Rows
-from torch_admm.gram import Gram, cross, with_ones
+from torch_admm.gram import Gram, cross, cross_into, laid_out, with_ones
 from torch_admm.sums import FLOAT32_ROWS, Sums
+
+from .helpers import rng
 
 WELL_DETERMINED = 1e-2  # singular values above this part of the largest
 BOUND = {torch.float32: 1e-5, torch.float64: 1e-10}
@@ -186,3 +188,13 @@ def test_nan_gives_nan_not_an_exception() -> None:
     A, Z = problem(50, 4, 3.0, torch.float64)
     A[3, 2] = math.nan
     assert torch.isnan(solved(A, Z)).any()
+
+
+@pytest.mark.parametrize(("inputs", "outputs"), [(3, 8), (8, 3), (5, 5), (4, 1)])
+@pytest.mark.parametrize("ones", [True, False])
+def test_products_are_written_where_they_are_wanted(inputs: int, outputs: int, ones: bool) -> None:
+    a, z = (torch.randn(20, n, generator=rng(n), dtype=torch.float64) for n in (inputs, outputs))
+    expected = z.T @ with_ones(a)
+    out = laid_out(torch.empty(expected.numel(), dtype=torch.float64), expected.shape)
+    assert cross_into(z, with_ones(a) if ones else a, out) is out
+    torch.testing.assert_close(out, expected, rtol=1e-13, atol=1e-13)

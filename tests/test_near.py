@@ -99,6 +99,35 @@ def test_several_tensors_cross_at_once(size: int, rows: int) -> None:
             assert torch.equal(got, wanted)
 
 
+def _placed(ranks: AbstractComm, rows: int) -> list[list[Any]]:
+    """Sums of what was written where it crosses from, one of them only in part, with others between them."""
+    found = []
+    for i in range(2 * near.RING):
+        parts = [part.double() + i for part in _parts(ranks.rank, rows)]
+        places = ranks.places(parts, torch.float64)
+        assert places is not None
+        for place, part in zip(places, parts, strict=True):
+            place.copy_(part)
+        sent = places if i % 3 else [places[0], *parts[1:]]
+        found.append([t.clone().numpy() for t in ranks.sums_later(sent, torch.float64).wait()])
+        if i % 2:
+            ranks.largest(i)
+    assert ranks.places([torch.ones(near.ROOM)], torch.float64) is None
+    return found
+
+
+@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("rows", [7, LARGE])
+def test_sums_are_made_where_they_cross_from(size: int, rows: int) -> None:
+    for found in on_ranks(size, in_group, _placed, rows):
+        for i, sums in enumerate(found):
+            total, *others = ([part.double() + i for part in _parts(rank, rows)] for rank in range(size))
+            for part in others:
+                total = [a + b for a, b in zip(total, part, strict=True)]
+            for got, wanted in zip(map(torch.as_tensor, sums), total, strict=True):
+                assert torch.equal(got, wanted)
+
+
 def _slowly(ranks: AbstractComm, slow: int) -> list[float]:
     found, pending = [], []
     for i in range(3 * near.RING):

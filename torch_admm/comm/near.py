@@ -43,6 +43,7 @@ class Slots(NamedTuple):
 
     number: int  # in the ring
     size: int  # bytes
+    shapes: Shapes
     values: list[Tensor]  # by rank, all in one vector
     parts: list[list[Tensor]]  # by rank, the same in the shapes it has
 
@@ -64,6 +65,7 @@ class Near:
         self.under_way: deque[tuple[Slots, Combine]] = deque()
         self._slots = lru_cache(maxsize=64)(self._cut)  # the same few sizes come again and again
         self._totals = lru_cache(maxsize=1)(self._kept)
+        self._offered: Slots | None = None
 
     def takes(self, device: torch.device, size: int) -> bool:
         """Are so many bytes few enough, and here?"""
@@ -84,7 +86,8 @@ class Near:
 
         Who writes all of it there gets a sum that lasts until the next of this kind.
         """
-        return self._next(like, dtype).parts[self.rank]
+        self._offered = self._next(like, dtype)
+        return self._offered.parts[self.rank]
 
     def largest(self, values: Tensor) -> Pending[Tensor]:
         flat = values.view(-1)
@@ -107,7 +110,9 @@ class Near:
         self, tensors: Sequence[Tensor], dtype: torch.dtype, combine: Combine, result: Result
     ) -> Pending[Result]:
         """Write what is here; the rest happens when somebody waits for it, in the order of the starts."""
-        number, slots = self.started, self._next(tensors, dtype)
+        number, slots, self._offered = self.started, self._offered, None
+        if slots is None or slots.parts[self.rank][0] is not tensors[0]:
+            slots = self._next(tensors, dtype)
         for place, values in zip(slots.parts[self.rank], tensors, strict=True):
             if place is not values:
                 place.copy_(values)
@@ -144,7 +149,7 @@ class Near:
     def _cut(self, number: int, shapes: Shapes, dtype: torch.dtype) -> Slots:
         start, count = COUNTS + number * ROOM, sum(shape.numel() for shape in shapes)
         values = [torch.frombuffer(memory, dtype=dtype, count=count, offset=start) for memory in self.memories]
-        return Slots(number, count * dtype.itemsize, values, [_shaped(v, shapes) for v in values])
+        return Slots(number, count * dtype.itemsize, shapes, values, [_shaped(v, shapes) for v in values])
 
     def _add(self, slots: Slots, out: Tensor) -> None:
         if self.size > 2 and slots.size >= STRIPED:
@@ -158,12 +163,12 @@ class Near:
         What was written to `places` is added up in memory that the next such sum uses again.
         """
         if like[0] is slots.parts[self.rank][0]:
-            total, parts = self._totals(tuple([t.shape for t in like]), like[0].dtype)
+            total, parts = self._totals(slots.shapes, like[0].dtype)
             self._add(slots, total)
             return parts
         if self.size > 2 and slots.size >= STRIPED:
             self._by_stripes(slots.values, total := torch.empty_like(slots.values[0]))
-            sums = [part.clone() for part in _shaped(total, tuple([t.shape for t in like]))]
+            sums = [part.clone() for part in _shaped(total, slots.shapes)]
         else:
             sums = [reduce(torch.add, theirs) for theirs in zip(*slots.parts, strict=True)]
         return [
