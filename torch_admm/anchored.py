@@ -173,7 +173,7 @@ class AnchoredADMM(AbstractMethod):
         look = self.looks()
         self._looked, self._over = [], over
         self.walk.factor(self.W, self.steps, look)
-        places = None if kept or look or over or self.comm.size == 1 else self._places()
+        places = self._places() if kept is None and not look and over is None else None
         parts = (self._sums(chunks, rows, kept, look, places) for chunks in pieces)
         R, seen = self._total(parts, torch.float64 if look else kept or self.dtype, meanwhile)
         if look and not self._refresh(R, seen, of_all=kept is not None):
@@ -189,7 +189,9 @@ class AnchoredADMM(AbstractMethod):
 
     def _places(self) -> Weights | None:
         """Where R_l crosses from. Products by several threads are laid out otherwise: copies of these are faster."""
-        found = self.comm.places(list(self.W.values()), self.dtype) if torch.get_num_threads() == 1 else None
+        if self.comm.size == 1 or torch.get_num_threads() > 1:
+            return None
+        found = self.comm.places(list(self.W.values()), self.dtype)
         return None if found is None else dict(zip(self.W, found, strict=True))
 
     def _sums(

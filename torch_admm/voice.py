@@ -34,7 +34,7 @@ class Voice:
     def hear(self, m: Tensor, y: Tensor, step: int) -> None:
         """Take rows of outputs and targets into the sums."""
         gains = self._gains(step)
-        z, ys = torch.cat([m * gain for gain in gains]), torch.cat([y] * len(gains))
+        z, ys = (torch.cat([m * gain for gain in gains]), torch.cat([y] * len(gains))) if len(gains) > 1 else (m, y)
         losses = self.problem.loss(z, ys).double().view(len(gains), -1).sum(1)
         self.sums.narrow(0, 0, 1).add_(len(m))
         self.sums.narrow(0, 1, len(gains)).add_(losses)
