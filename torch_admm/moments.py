@@ -14,7 +14,6 @@ import math
 from collections.abc import Sequence
 from typing import Any, ClassVar, final
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -225,10 +224,11 @@ def looked_at(counts: Sequence[int] | None, rows: int, device: torch.device) -> 
     """Which rows of a mini-batch are looked at: of each shard, whoever has it, the same share; None for all."""
     if counts is None:
         return None
-    there = np.array(counts, np.int64)
-    some = np.ceil(min(1.0, max(LOOK_ROWS / rows, 0.25)) * there).astype(np.int64)
-    before = (there.cumsum() - there) - (some.cumsum() - some)  # rows that are passed over
-    return torch.from_numpy(before.repeat(some) + np.arange(some.sum())).to(device)
+    share, first, index = min(1.0, max(LOOK_ROWS / rows, 0.25)), 0, list[int]()
+    for count in counts:
+        index += range(first, first + math.ceil(share * count))
+        first += count
+    return torch.tensor(index, dtype=torch.int64, device=device)
 
 
 def some_of(rows: Tensor, index: Tensor | None) -> Tensor:
