@@ -190,9 +190,11 @@ class AbstractComm(abc.ABC):
     def _crossing(self, growing: Growing) -> Pending[list[Tensor]]:
         """Branches are gathered, unless the order is open, or they are too many to send, or two have but one order."""
         tree, dtype = growing.tree, growing.dtype
-        owned = [branches(tree, held) for held in _held(tree[1], self.size)]
+        if tree == ONE_LEAF or (self.size > GATHERED and not self.deterministic):
+            return self.sums_later(growing.total(), dtype)
+        owned = _owned(tree, self.size)
         most = max(map(len, owned))
-        if (most == 1 and self.size <= 2) or tree == ONE_LEAF or (self.size > GATHERED and not self.deterministic):
+        if most == 1 and self.size <= 2:
             return self.sums_later(growing.total(), dtype)
         pending = self._padded_later([pack(part, dtype) for part in growing.sums], most)
 
@@ -279,3 +281,9 @@ def _held(number: int, ranks: int) -> list[Branch]:
     """Which of so many shards each rank has, as `Shards.part` deals them out."""
     shares = (share(number, rank, ranks) for rank in range(ranks))
     return [(mine.start, mine.stop) for mine in shares]
+
+
+@lru_cache
+def _owned(tree: Branch, ranks: int) -> list[tuple[Branch, ...]]:
+    """Which branches each rank has; with thousands of them this takes longer than a sweep, so it is done once."""
+    return [branches(tree, held) for held in _held(tree[1], ranks)]
