@@ -16,8 +16,8 @@ import pytest
 import torch
 
 from torch_admm import comm
-from torch_admm.comm import AbstractComm, Solo, group, launched
-from torch_admm.comm.tree import Growing, branches, tree_sum
+from torch_admm.comm import AbstractComm, Solo, base, group, launched
+from torch_admm.comm.tree import Branch, Growing, branches, tree_sum
 from torch_admm.data import Rows
 from torch_admm.data.shards import Shards
 from torch_admm.errors import CommError, RankError
@@ -167,6 +167,24 @@ def test_branches_are_gathered_where_the_order_matters(size: int, count: int, de
     assert ranks.asked == [way]
     assert ranks.total([torch.ones(2)], None).tolist() == [1, 1]
     assert ranks.asked == [way, "sum"]
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_a_sum_does_not_go_through_thousands_of_ranks(monkeypatch: pytest.MonkeyPatch, deterministic: bool) -> None:
+    """Who has which branch is found out once, if at all: it would take longer than a sweep over a rank's rows."""
+    asked = []
+
+    def counted(tree: Branch, held: Branch) -> tuple[Branch, ...]:
+        asked.append(held)
+        return branches(tree, held)
+
+    monkeypatch.setattr(base, "branches", counted)
+    ranks, count = Counting(5000, deterministic), 5000
+    rows = Rows(torch.zeros(count, 1), torch.zeros(count)).part(0, ranks.size)
+    rows.cut = True
+    for _ in range(3):
+        assert ranks.total([torch.ones(2)], rows).tolist() == [1, 1]
+    assert len(asked) == (ranks.size if deterministic else 0)
 
 
 def test_a_piece_that_is_left_out_is_noticed() -> None:
