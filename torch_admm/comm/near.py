@@ -84,7 +84,7 @@ class Near:
     def places(self, like: Sequence[Tensor], dtype: torch.dtype) -> list[Tensor]:
         """Where the next exchange, if it is the sum of tensors of these shapes, has what is sent.
 
-        Who writes all of it there gets a sum that lasts until the next of this kind.
+        A sum whose first part was written there lasts until the next of this kind.
         """
         self._offered = self._next(like, dtype)
         return self._offered.parts[self.rank]
