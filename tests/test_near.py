@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from torch_admm.comm import AbstractComm, Group, meet, near, signals
+from torch_admm.comm import AbstractComm, Group, Solo, meet, near, signals
 from torch_admm.errors import CommError
 
 from .helpers import rng
@@ -99,33 +99,49 @@ def test_several_tensors_cross_at_once(size: int, rows: int) -> None:
             assert torch.equal(got, wanted)
 
 
-def _placed(ranks: AbstractComm, rows: int) -> list[list[Any]]:
-    """Sums of what was written where it crosses from, one of them only in part, with others between them."""
-    found = []
+def _standing(ranks: AbstractComm, rows: int) -> list[list[Any]]:
+    """Sums of what was written where it crosses from, with others between them."""
+    parts = _parts(ranks.rank, rows)
+    standing, found, before = ranks.standing(parts, torch.float64), [], ranks.bytes_sent
     for i in range(2 * near.RING):
-        parts = [part.double() + i for part in _parts(ranks.rank, rows)]
-        places = ranks.places(parts, torch.float64)
-        assert places is not None
-        for place, part in zip(places, parts, strict=True):
-            place.copy_(part)
-        sent = places if i % 3 else [places[0], *parts[1:]]
-        found.append([t.clone().numpy() for t in ranks.sums_later(sent, torch.float64).wait()])
+        for place, part in zip(standing.places(), parts, strict=True):
+            place.copy_(part).add_(i)  # as float64, whatever came
+        standing.start()
         if i % 2:
             ranks.largest(i)
-    assert ranks.places([torch.ones(near.ROOM)], torch.float64) is None
+        sums = standing.wait()
+        found.append([t.clone().numpy() for t in sums])
+        for t in sums:
+            t.fill_(torch.nan)  # they are the caller's to use up
+    if ranks.size > 1:
+        assert ranks.bytes_sent - before == 8 * near.RING * (2 * sum(part.numel() for part in parts) + 1)
     return found
 
 
-@pytest.mark.parametrize("size", [2, 3])
-@pytest.mark.parametrize("rows", [7, LARGE])
-def test_sums_are_made_where_they_cross_from(size: int, rows: int) -> None:
-    for found in on_ranks(size, in_group, _placed, rows):
+def _standing_by(backend: str, rows: int) -> Any:
+    return in_group(_standing, rows, backend=backend)
+
+
+def _held(size: int, rows: int, said: list[list[list[Any]]]) -> None:
+    """Each rank must have found the sums of what all have written."""
+    for found in said:
         for i, sums in enumerate(found):
             total, *others = ([part.double() + i for part in _parts(rank, rows)] for rank in range(size))
             for part in others:
                 total = [a + b for a, b in zip(total, part, strict=True)]
             for got, wanted in zip(map(torch.as_tensor, sums), total, strict=True):
                 assert torch.equal(got, wanted)
+
+
+@pytest.mark.parametrize("backend", ["auto", "gloo"])
+@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("rows", [7, LARGE])
+def test_a_standing_sum_is_made_where_it_crosses_from(size: int, rows: int, backend: str) -> None:
+    _held(size, rows, on_ranks(size, _standing_by, backend, rows))
+
+
+def test_a_standing_sum_of_one_process() -> None:
+    _held(1, 7, [_standing(Solo(), 7)])
 
 
 def _slowly(ranks: AbstractComm, slow: int) -> list[float]:

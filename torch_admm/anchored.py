@@ -173,11 +173,13 @@ class AnchoredADMM(AbstractMethod):
         look = self.looks()
         self._looked, self._over = [], over
         self.walk.factor(self.W, self.steps, look)
-        places = self._places() if kept is None and not look and over is None else None
-        parts = (self._sums(chunks, rows, kept, look, places) for chunks in pieces)
-        R, seen = self._total(parts, torch.float64 if look else kept or self.dtype, meanwhile)
-        if look and not self._refresh(R, seen, of_all=kept is not None):
-            return
+        if kept is None and not look and over is None and torch.get_num_threads() == 1:
+            R = self._standing_total(pieces, rows, meanwhile)
+        else:
+            parts = (self._sums(chunks, rows, kept, look) for chunks in pieces)
+            R, seen = self._total(parts, torch.float64 if look else kept or self.dtype, meanwhile)
+            if look and not self._refresh(R, seen, of_all=kept is not None):
+                return
         # D_l = (C_l + rho' s' I)^-1 R_l (G_l + rho s I)^-1, up to scale
         D = {l: self.residuals[l].left(self.inputs[l].right(R_l)) for l, R_l in R.items()}
         # V_l = mu_k V_l + D_l;  W_l += eta_k max(||W_l||, ||W_l at the start||) V_l / ||V_l||
@@ -187,19 +189,32 @@ class AnchoredADMM(AbstractMethod):
         if self.average:
             self.motion.average(1 - min(0.99, (k + 2) / (k + 11)))
 
-    def _places(self) -> Weights | None:
-        """Where R_l crosses from. Products by several threads are laid out otherwise: copies of these are faster."""
-        if self.comm.size == 1 or torch.get_num_threads() > 1:
-            return None
-        found = self.comm.places(list(self.W.values()), self.dtype)
-        return None if found is None else dict(zip(self.W, found, strict=True))
+    def _standing_total(self, pieces: Sequence[Iterable[Batch]], rows: int, meanwhile: Callable[[], None]) -> Weights:
+        """As `_total` for steps that look at nothing: R_l is made where it crosses from, and what that takes once.
+
+        Products by several threads are laid out otherwise, so that copies of them are faster.
+        """
+        (chunks,), standing = pieces, self.standing
+        places = dict(zip(self.W, standing.places(), strict=True))
+        for place, R_l in zip(places.values(), self._sums(chunks, rows, places=places), strict=True):
+            if R_l is not place:
+                place.copy_(R_l)
+        standing.start()
+        if self.comm.size > 1:
+            meanwhile()
+        return dict(zip(self.W, standing.wait(), strict=True))
 
     def _sums(
-        self, chunks: Iterable[Batch], rows: int, kept: torch.dtype | None, look: bool, places: Weights | None
+        self,
+        chunks: Iterable[Batch],
+        rows: int,
+        kept: torch.dtype | None = None,
+        look: bool = False,
+        places: Weights | None = None,
     ) -> list[Tensor]:
         """The walk forward and back: R_l of all layers, then, if it is time to look, what was seen on the way.
 
-        R_l of the first chunk is written to `places`, if there are any.
+        R_l is made in `places`, if there are any.
         """
         L, W, layers, walk = self.problem.L, self.W, self.problem.layers, self.walk
         R: Weights = {}
@@ -208,7 +223,7 @@ class AnchoredADMM(AbstractMethod):
             # forward: a_l = h_l(m_l), m_l = W_l a_{l-1} + b_l
             a, m = walk.forward(W, self._input(x))
             # output: r_L = argmin_z { loss(z, y) + beta ||z - m_L||^2 } - m_L
-            r = self.loss.prox(m[L], y, self.beta).sub_(m[L])
+            r = self.prox(m[L], y).sub_(m[L])
             some = looked_at(counts, rows, x.device) if look else None
             if look:
                 self.voice.hear(some_of(m[L], some), some_of(y, some), self.steps)
@@ -221,7 +236,7 @@ class AnchoredADMM(AbstractMethod):
                 else:
                     R_l = layers[l].map.cross(r_l, a[l - 1])
                     R_l = R_l if kept is None else R_l.to(kept)
-                    R[l] = R[l] + R_l if l in R else R_l
+                    R[l] = R[l].add_(R_l) if l in R else R_l
                 if look:
                     self._look(l, some_of(a[l - 1], some), some_of(r_l, some))
         sums = [R[l] if l in R else torch.zeros_like(W[l], dtype=kept) for l in W]
@@ -333,7 +348,8 @@ class AnchoredADMM(AbstractMethod):
         self.scaling = None
         self.inputs = {l: moment(W.shape[1], self.rho, W) for l, W in self.W.items()}
         self.residuals = {l: moment(W.shape[0], self.rho_residual, W) for l, W in self.W.items()}
-        self.walk = Walk(problem, self.W, self.beta, self.gamma)
+        self.walk, self.prox = Walk(problem, self.W, self.beta, self.gamma), self.loss.prepared(self.beta, self.W[1])
+        self.standing = self.comm.standing(list(self.W.values()), self.dtype)
         self.chunk = _chunk_rows(problem)
         self.voice, self.guard = Voice(problem, self.amplify), Guard(self.W, self.mean)
 

@@ -191,13 +191,10 @@ class Factor:
 def cross_into(z: Tensor, a: Tensor, out: Tensor) -> Tensor:
     """z'[a, 1] in `out`; where a has its ones already, z'a. It is fastest if the longer side of `out` is contiguous."""
     columns = a.shape[1]
-    if out.shape[1] > columns:
-        torch.sum(z, 0, out=out.select(1, columns))
-        torch.mm(z.T, a, out=out.narrow(1, 0, columns))
-    elif columns < z.shape[1]:
-        torch.mm(a.T, z, out=out.T)
-    else:
-        torch.mm(z.T, a, out=out)
+    if out.shape[1] == columns:
+        return torch.mm(z.T, a, out=out)
+    torch.sum(z, 0, out=out.select(1, columns))
+    torch.mm(z.T, a, out=out.narrow(1, 0, columns))
     return out
 
 

@@ -65,6 +65,7 @@ class AbstractMoment(abc.ABC):
         """Take sums over so many rows into the running mean; the first count alike, so none biases what follows."""
         self.refreshes += 1
         self._refresh(seen, max(1.0, rows), max(SLOWEST, 1 / self.refreshes))
+        self._prepare()
 
     def state_dict(self) -> dict[str, Any]:
         """The running mean and its factor; what was looked at since the last refresh is not part of it."""
@@ -76,14 +77,15 @@ class AbstractMoment(abc.ABC):
         for name in self.kept:
             mine: Tensor = getattr(self, name)
             setattr(self, name, state[name].to(mine.device, mine.dtype, copy=True))
+        self._prepare()
 
     @abc.abstractmethod
     def right(self, D: Tensor) -> Tensor:
         """rho s D (G + rho s I)^-1, for D of shape (any, columns), which is used up."""
 
+    @abc.abstractmethod
     def left(self, D: Tensor) -> Tensor:
         """rho s (G + rho s I)^-1 D, for D of shape (columns, any), which is used up."""
-        return self.right(D.T).T  # G is symmetric
 
     @abc.abstractmethod
     def _sums(self, v: Tensor) -> list[Tensor]: ...
@@ -94,6 +96,9 @@ class AbstractMoment(abc.ABC):
 
     @abc.abstractmethod
     def _refresh(self, seen: Sequence[Tensor], rows: float, weight: float) -> None: ...
+
+    def _prepare(self) -> None:  # noqa: B027 - most have nothing to prepare
+        """For `right` and `left`, whenever the mean has changed."""
 
 
 @final
@@ -120,7 +125,7 @@ class NoMoment(AbstractMoment):
 
 @final
 class FullMoment(AbstractMoment):
-    """G itself, inverted in float64."""
+    """G itself, inverted in float64. `right` and `left` answer in memory that the next call uses again."""
 
     kept, sums = ("G", "P"), 1
 
@@ -128,9 +133,19 @@ class FullMoment(AbstractMoment):
         super().__init__(columns, rho, like)
         self.G = torch.zeros(columns, columns, dtype=torch.float64, device=like.device)
         self.P = torch.eye(columns, dtype=like.dtype, device=like.device)
+        self._room: Tensor | None = None
 
     def right(self, D: Tensor) -> Tensor:
-        return (self.P @ D.T).T if D.shape[0] > D.shape[1] else D @ self.P  # laid out as `gram.laid_out` says
+        return torch.mm(D, self.P, out=self._like(D))
+
+    def left(self, D: Tensor) -> Tensor:
+        return torch.mm(self.P, D, out=self._like(D))
+
+    def _like(self, D: Tensor) -> Tensor:
+        """Memory laid out as D, since products answer as their room is laid out, and weights are laid out as D."""
+        if self._room is None or self._room.shape != D.shape or self._room.stride() != D.stride():
+            self._room = torch.empty_like(D)
+        return self._room
 
     def _sums(self, v: Tensor) -> list[Tensor]:
         return [(v.T @ v).double()]
@@ -157,9 +172,23 @@ class LeadingMoment(AbstractMoment):
         self.e = torch.zeros(LEADING, dtype=torch.float64, device=like.device)
         self.cU = torch.zeros_like(self.U)  # diag(e / (e + rho s)) U
         self.square = torch.zeros((), dtype=torch.float64, device=like.device)  # s
+        self._UD: Tensor | None = None
+        self._prepare()
 
     def right(self, D: Tensor) -> Tensor:
-        return D.addmm_(D @ self.U.T, self.cU, alpha=-1)
+        return D.addmm_(torch.mm(D, self._turned[0]), self.cU, alpha=-1)
+
+    def left(self, D: Tensor) -> Tensor:
+        return D.addmm_(self._turned[1], torch.mm(self.U, D, out=self._room(D.shape[1])), alpha=-1)
+
+    def _prepare(self) -> None:
+        self._turned = self.U.T, self.cU.T  # a view takes as long as a small product
+
+    def _room(self, columns: int) -> Tensor:
+        """Columns of U D lie together: that is the faster product."""
+        if self._UD is None or self._UD.shape[1] != columns:
+            self._UD = self.U.new_empty(columns, LEADING).T
+        return self._UD
 
     def _sums(self, v: Tensor) -> list[Tensor]:
         return [((v @ self.U.T).T @ v).double(), torch.linalg.vector_norm(v).double().square()]

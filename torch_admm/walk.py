@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple, final
 
+import torch
 from torch import Tensor
 
 from . import steps
@@ -24,6 +25,7 @@ class Places(NamedTuple):
     inner: Weights  # a_l, in there
     m: Weights
     r: Weights
+    plain: bool  # is a_0 the rows as they came?
 
 
 @final
@@ -38,6 +40,7 @@ class Walk:
         self._columns = {l: W_l.shape[1] for l, W_l in W.items()}
         self._rooms: dict[tuple[str, int], Tensor] = {}
         self._places: dict[int, Places] = {}
+        self._here: Places  # of the chunk under way
 
     def factor(self, W: Weights, step: int, refresh: bool) -> None:
         """Take K_l for these weights, if it is time to: they change slowly."""
@@ -51,29 +54,27 @@ class Walk:
 
         a_0 may be x itself: see `AbstractLinearMap.prefers_plain`.
         """
-        layers, places = self.problem.layers, self.places(x)
-        a, m = dict(places.a), dict(places.m)
-        if layers[1].map.prefers_plain(x.shape[0]):
+        places = self._here = self.places(x)
+        a, m, inner = dict(places.a), dict(places.m), places.inner
+        if places.plain:
             a[0] = x
         else:
-            places.inner[0].copy_(x)
-        for l, layer in layers.items():
-            m[l] = layer.map.forward(W[l], a[l - 1], m.get(l))
-            if l in a:
-                inner = places.inner[l]
-                a_l = layer.h(m[l], inner)
-                if a_l is not inner:
-                    inner.copy_(a_l)
+            inner[0].copy_(x)
+        for l, layer in self.problem.layers.items():
+            m[l] = m_l = layer.map.forward(W[l], a[l - 1], m.get(l))
+            if l in a and (a_l := layer.h(m_l, inner[l])) is not inner[l]:
+                inner[l].copy_(a_l)
         return a, m
 
     def back(self, W: Weights, m: Weights, r: Tensor) -> Iterator[tuple[int, Tensor]]:
         """(l, r_l) from l = L, whose residual r is given, to 1, after `forward`; m is used up."""
-        layers, places = self.problem.layers, self.places(r)
+        layers, places = self.problem.layers, self._here
         for l in range(self.problem.L, 0, -1):
             yield l, r
             if l > 1:
                 # d = argmin_d { beta ||r_l - W_l d||^2 + gamma ||d||^2 }, the way to the target a' = a_{l-1} + d
-                pull = _Pull(self, l, W[l], r @ self.K[l])
+                K = self.K[l]
+                pull = _Pull(self, l, W[l], torch.mul(r, K) if K.shape[0] == 1 else torch.mm(r, K))
                 # r_{l-1} = argmin_z { gamma ||a' - h(z)||^2 + beta ||z - m_{l-1}||^2 } - m_{l-1}
                 h, h_m, room = layers[l - 1].h, places.inner[l - 1], places.r[l - 1]
                 r = steps.hidden_residual(h, pull, m[l - 1], h_m, self.beta, self.gamma, room)
@@ -94,7 +95,7 @@ class Walk:
         plain = layers[1].map.prefers_plain(rows)
         a = {l: self.room("a", l, rows, columns[l + 1], like) for l in range(1 if plain else 0, L)}
         m, r = ({l: self.room(name, l, rows, layers[l].map.outputs, like) for l in range(1, L)} for name in ("m", "r"))
-        return Places(a, {l: layers[l + 1].map.inner(a_l) for l, a_l in a.items()}, m, r)
+        return Places(a, {l: layers[l + 1].map.inner(a_l) for l, a_l in a.items()}, m, r, plain)
 
     def room(self, name: str, l: int, rows: int, columns: int, like: Tensor) -> Tensor:
         """Memory that every batch uses again: first touching new memory costs more than computing what goes there.

@@ -7,15 +7,17 @@ Every rank calls `fit` with the same model and the same data; each works on its 
 sums cross.
 """
 
-from .base import AbstractComm, Pending, Solo
+from .base import AbstractComm, Solo
 from .group import Group
 from .launch import Launch, launched
+from .standing import AbstractStanding, Pending
 from .start import BACKENDS, current, start
 from .tree import Growing
 
 __all__ = [
     "BACKENDS",
     "AbstractComm",
+    "AbstractStanding",
     "Group",
     "Growing",
     "Launch",

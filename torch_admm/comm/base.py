@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import abc
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
-from typing import Any, Generic, TypeVar, final
+from typing import Any, final
 
 import torch
 from torch import Tensor
@@ -15,35 +15,16 @@ from torch import Tensor
 from ..data import AbstractRows, Chunk
 from ..data.shards import share
 from ..errors import RankError
+from .standing import AbstractStanding, Buffer, Pending
 from .tree import Branch, Growing, branches, tree_sum
 
-__all__ = ["AbstractComm", "Pending", "Solo", "pack", "unpack"]
-
-Result = TypeVar("Result")
+__all__ = ["AbstractComm", "Solo", "pack", "unpack"]
 
 ALIGNMENT = 64  # bytes: products of rows that start elsewhere may round otherwise
 USUAL_ALIGNMENT = 16  # on the CPUs at hand this is enough, and most rows start so
 WORTH_CUTTING = 256  # rows of a shard: with fewer, a chunk for each costs more than its rows
 GATHERED = 8  # ranks up to which all get the branches of all; with more that would be too much to send
 ONE_LEAF: Branch = (0, 1)
-
-
-@final
-class Pending(Generic[Result]):
-    """A result that is on its way; local work can go on meanwhile."""
-
-    def __init__(self, finish: Callable[[], Result]) -> None:
-        """`finish` waits for it."""
-        self._finish: Callable[[], Result] | None = finish
-        self._result: Result | None = None
-
-    def wait(self) -> Result:
-        """The result, the same on all ranks; asking twice is fine."""
-        if self._finish is not None:
-            finish, self._finish = self._finish, None
-            self._result = finish()
-        assert self._result is not None
-        return self._result
 
 
 class AbstractComm(abc.ABC):
@@ -210,12 +191,9 @@ class AbstractComm(abc.ABC):
         pending = self.sum_later(pack(tensors, dtype))
         return Pending(lambda: unpack(pending.wait(), tensors))
 
-    def places(self, like: Sequence[Tensor], dtype: torch.dtype) -> list[Tensor] | None:
-        """Memory of these shapes, if there is any, from which the very next `sums_later` need not copy.
-
-        The sum of what is written there lasts until the next one of this kind.
-        """
-        return None
+    def standing(self, like: Sequence[Tensor], dtype: torch.dtype) -> AbstractStanding:
+        """The sum over all ranks of tensors of these shapes, as numbers of `dtype`, to be made again and again."""
+        return Buffer(self.sum_later, like, dtype)
 
     def collect(self, parts: Sequence[Tensor], rows: AbstractRows) -> list[Tensor]:
         """The parts of all pieces of these rows, of all ranks, in order; for small ones."""

@@ -13,8 +13,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ..errors import CommError
-from .base import AbstractComm, Pending
+from .base import AbstractComm
 from .near import Near
+from .standing import AbstractStanding, Pending
 
 __all__ = ["Group", "leave", "lost"]
 
@@ -71,11 +72,10 @@ class Group(AbstractComm):
         work: Pending[list[Tensor]] = self._tried(near.sums, tensors, dtype)
         return Pending(lambda: self._tried(work.wait))
 
-    def places(self, like: Sequence[Tensor], dtype: torch.dtype) -> list[Tensor] | None:
-        if self.near is None or not self.near.takes(like[0].device, _size(like, dtype)):
-            return None
-        found: list[Tensor] = self._tried(self.near.places, like, dtype)
-        return found
+    def standing(self, like: Sequence[Tensor], dtype: torch.dtype) -> AbstractStanding:
+        if self.near is None or not self.near.takes(like[0].device, size := _size(like, dtype)):
+            return super().standing(like, dtype)
+        return _Tried(self, self.near.standing(like, dtype), size)
 
     def gather_later(self, values: Tensor) -> Pending[Tensor]:
         values = values.contiguous().to(self.device if values.device.type == "cpu" else values.device)
@@ -117,6 +117,26 @@ class Group(AbstractComm):
             with suppress(RuntimeError):
                 dist.destroy_process_group()
         return lost(self.store, self.rank, self.size, reason)
+
+
+@final
+class _Tried(AbstractStanding):
+    """A sum of ranks of one machine, counted, and explained when it fails."""
+
+    def __init__(self, group: Group, near: AbstractStanding, size: int) -> None:
+        self._group, self._near, self._size = group, near, size
+
+    def places(self) -> Sequence[Tensor]:
+        found: Sequence[Tensor] = self._group._tried(self._near.places)
+        return found
+
+    def start(self) -> None:
+        self._group.bytes_sent += self._size
+        self._group._tried(self._near.start)
+
+    def wait(self) -> Sequence[Tensor]:
+        found: Sequence[Tensor] = self._group._tried(self._near.wait)
+        return found
 
 
 def _size(tensors: Sequence[Tensor], dtype: torch.dtype) -> int:

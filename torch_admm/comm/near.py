@@ -19,9 +19,8 @@ from typing import NamedTuple, TypeVar, final
 import torch
 from torch import Tensor
 
-from ..gram import laid_out
-from .base import Pending
 from .signals import ADDED, WRITTEN, signals_of
+from .standing import AbstractStanding, Pending, shaped
 
 __all__ = ["MEMORY", "ROOM", "Near"]
 
@@ -64,8 +63,6 @@ class Near:
         self.started = self.added = self.finished = 0
         self.under_way: deque[tuple[Slots, Combine]] = deque()
         self._slots = lru_cache(maxsize=64)(self._cut)  # the same few sizes come again and again
-        self._totals = lru_cache(maxsize=1)(self._kept)
-        self._offered: Slots | None = None
 
     def takes(self, device: torch.device, size: int) -> bool:
         """Are so many bytes few enough, and here?"""
@@ -74,20 +71,16 @@ class Near:
     def sum(self, values: Tensor) -> Pending[Tensor]:
         """Add up the values of all ranks: in the order of ranks, so that all get the same bits."""
         flat = values.view(-1)
-        return self._start([flat], flat.dtype, lambda slots: self._add(slots, flat), values)
+        return self._start([flat], flat.dtype, lambda slots: self.add(slots, flat), values)
 
     def sums(self, tensors: Sequence[Tensor], dtype: torch.dtype) -> Pending[list[Tensor]]:
         """The same of several tensors, as numbers of `dtype`; they are written to and read from where they cross."""
         found: list[Tensor] = []
         return self._start(tensors, dtype, lambda slots: found.extend(self._added(slots, tensors)), found)
 
-    def places(self, like: Sequence[Tensor], dtype: torch.dtype) -> list[Tensor]:
-        """Where the next exchange, if it is the sum of tensors of these shapes, has what is sent.
-
-        A sum whose first part was written there lasts until the next of this kind.
-        """
-        self._offered = self._next(like, dtype)
-        return self._offered.parts[self.rank]
+    def standing(self, like: Sequence[Tensor], dtype: torch.dtype) -> AbstractStanding:
+        """The same of tensors of these shapes, again and again: they are written to where they cross from."""
+        return _Standing(self, tuple(t.shape for t in like), dtype)
 
     def largest(self, values: Tensor) -> Pending[Tensor]:
         flat = values.view(-1)
@@ -110,32 +103,34 @@ class Near:
         self, tensors: Sequence[Tensor], dtype: torch.dtype, combine: Combine, result: Result
     ) -> Pending[Result]:
         """Write what is here; the rest happens when somebody waits for it, in the order of the starts."""
-        number, slots, self._offered = self.started, self._offered, None
-        if slots is None or slots.parts[self.rank][0] is not tensors[0]:
-            slots = self._next(tensors, dtype)
+        slots = self._slots(self.next_place(), tuple([t.shape for t in tensors]), dtype)
         for place, values in zip(slots.parts[self.rank], tensors, strict=True):
-            if place is not values:
-                place.copy_(values)
-        self.counts[self.rank][SIZES + slots.number] = slots.size
-        self.started += 1
-        self.under_way.append((slots, combine))
-        self.signals.tell(WRITTEN)
+            place.copy_(values)
+        number = self.begin(slots, combine)
 
         def finish() -> Result:
-            self._finish(number)
+            self.finish(number)
             return result
 
         return Pending(finish)
 
-    def _next(self, tensors: Sequence[Tensor], dtype: torch.dtype) -> Slots:
-        """The slots of the next exchange, once nobody reads any more what was in their place."""
+    def next_place(self) -> int:
+        """In the ring, of the next exchange, once nobody reads any more what was there."""
         number = self.started
-        self._finish(number - SLOTS)
+        self.finish(number - SLOTS)
         if self.finished < (read := number - RING + SLOTS + 1):
             self._wait(WRITTEN, read)
-        return self._slots(number % RING, tuple([t.shape for t in tensors]), dtype)
+        return number % RING
 
-    def _finish(self, number: int) -> None:
+    def begin(self, slots: Slots, combine: Combine) -> int:
+        """The exchange of what is written to these, and its number, to `finish` it by."""
+        self.counts[self.rank][SIZES + slots.number] = slots.size
+        self.under_way.append((slots, combine))
+        self.signals.tell(WRITTEN)
+        self.started += 1
+        return self.started - 1
+
+    def finish(self, number: int) -> None:
         """All exchanges up to this one."""
         while self.finished <= number:
             self._wait(WRITTEN, self.finished + 1)
@@ -149,35 +144,24 @@ class Near:
     def _cut(self, number: int, shapes: Shapes, dtype: torch.dtype) -> Slots:
         start, count = COUNTS + number * ROOM, sum(shape.numel() for shape in shapes)
         values = [torch.frombuffer(memory, dtype=dtype, count=count, offset=start) for memory in self.memories]
-        return Slots(number, count * dtype.itemsize, shapes, values, [_shaped(v, shapes) for v in values])
+        return Slots(number, count * dtype.itemsize, shapes, values, [shaped(v, shapes) for v in values])
 
-    def _add(self, slots: Slots, out: Tensor) -> None:
+    def add(self, slots: Slots, out: Tensor) -> None:
         if self.size > 2 and slots.size >= STRIPED:
             self._by_stripes(slots.values, out)
         else:
             _add(slots.values, out)
 
     def _added(self, slots: Slots, like: Sequence[Tensor]) -> list[Tensor]:
-        """In memory of their own, and laid out there as what came: products round by both.
-
-        What was written to `places` is added up in memory that the next such sum uses again.
-        """
-        if like[0] is slots.parts[self.rank][0]:
-            total, parts = self._totals(slots.shapes, like[0].dtype)
-            self._add(slots, total)
-            return parts
+        """In memory of their own, and laid out there as what came: products round by both."""
         if self.size > 2 and slots.size >= STRIPED:
             self._by_stripes(slots.values, total := torch.empty_like(slots.values[0]))
-            sums = [part.clone() for part in _shaped(total, slots.shapes)]
+            sums = [part.clone() for part in shaped(total, slots.shapes)]
         else:
             sums = [reduce(torch.add, theirs) for theirs in zip(*slots.parts, strict=True)]
         return [
             s.contiguous().to(t.dtype) if t.is_contiguous() else s.to(t.dtype) for s, t in zip(sums, like, strict=True)
         ]
-
-    def _kept(self, shapes: Shapes, dtype: torch.dtype) -> tuple[Tensor, list[Tensor]]:
-        total = torch.empty(sum(shape.numel() for shape in shapes), dtype=dtype)
-        return total, _shaped(total, shapes)
 
     def _by_stripes(self, theirs: Sequence[Tensor], values: Tensor) -> None:
         """Each rank adds up its part of the values, where nobody else looks, and then reads the others' parts."""
@@ -204,13 +188,29 @@ class Near:
                 raise RuntimeError(f"no answer of rank {', '.join(map(str, behind))} within {self.seconds:g} s")
 
 
-def _shaped(values: Tensor, shapes: Shapes) -> list[Tensor]:
-    """One vector as tensors of these shapes, laid out as products mostly have them.
+@final
+class _Standing(AbstractStanding):
+    """A place in the ring for each of its sums is known beforehand, and so is where they are added up."""
 
-    They cannot be as each rank has them: that may depend on its number of threads.
-    """
-    parts = values.split([shape.numel() for shape in shapes])
-    return [laid_out(part, shape) for part, shape in zip(parts, shapes, strict=True)]
+    def __init__(self, near: Near, shapes: Shapes, dtype: torch.dtype) -> None:
+        self._near = near
+        self._ring = [near._cut(number, shapes, dtype) for number in range(RING)]
+        self._total = torch.empty_like(self._ring[0].values[0])
+        self._sums = shaped(self._total, shapes)
+
+    def places(self) -> Sequence[Tensor]:
+        self._slots = self._ring[self._near.next_place()]
+        return self._slots.parts[self._near.rank]
+
+    def start(self) -> None:
+        self._number = self._near.begin(self._slots, self._add)
+
+    def wait(self) -> Sequence[Tensor]:
+        self._near.finish(self._number)
+        return self._sums
+
+    def _add(self, slots: Slots) -> None:
+        self._near.add(slots, self._total)
 
 
 def _add(theirs: Sequence[Tensor], out: Tensor) -> None:

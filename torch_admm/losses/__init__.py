@@ -1,6 +1,6 @@
 """Losses on the output z of the last layer: one file a family, `loss_of` to find one."""
 
-from .base import AbstractLoss
+from .base import AbstractLoss, Prox
 from .cross_entropy import CrossEntropy
 from .hinge import Hinge, OneVsRestHinge
 from .logistic import Logistic
@@ -17,6 +17,7 @@ __all__ = [
     "Huber",
     "Logistic",
     "OneVsRestHinge",
+    "Prox",
     "Squared",
     "loss_of",
 ]

@@ -8,11 +8,14 @@ Convention (declared in `steps.py`): penalties carry no 1/2 and losses are summe
 from __future__ import annotations
 
 import abc
+from collections.abc import Callable
 from typing import ClassVar
 
 from torch import Tensor
 
-__all__ = ["AbstractLoss"]
+__all__ = ["AbstractLoss", "Prox"]
+
+Prox = Callable[[Tensor, Tensor], Tensor]  # of v and y, for one beta
 
 
 class AbstractLoss(abc.ABC):
@@ -36,6 +39,10 @@ class AbstractLoss(abc.ABC):
     @abc.abstractmethod
     def prox(self, v: Tensor, y: Tensor, beta: float) -> Tensor:
         """argmin_z loss(z, y) + beta ||z - v||^2, in the shape, dtype and device of v."""
+
+    def prepared(self, beta: float, like: Tensor) -> Prox:
+        """`prox` for this beta and for v of this dtype and device, with what it needs besides made once and for all."""
+        return lambda v, y: self.prox(v, y, beta)
 
     @abc.abstractmethod
     def encode(self, y: Tensor, outputs: int, like: Tensor) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import singledispatch
-from typing import final
+from typing import NamedTuple, final
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +16,15 @@ __all__ = ["Dense", "map_of"]
 PLAIN_ROWS = 6  # times the outputs: from so many on, copying the rows takes longer than all that it saves
 
 
+class _Views(NamedTuple):
+    """Some weights and parts of them, cut once: a view takes as long as a small product."""
+
+    W: Tensor
+    turned: Tensor
+    inner: Tensor  # without b
+    row: Tensor  # the first
+
+
 @final
 class Dense(AbstractLinearMap):
     """m = W a + b with a dense W, weights in an nn.Linear."""
@@ -25,6 +34,7 @@ class Dense(AbstractLinearMap):
         self.module = module
         self.inputs, self.outputs = module.in_features, module.out_features
         self.bias = module.bias is not None
+        self._last: _Views | None = None
 
     def read(self) -> Tensor:
         weight = self.module.weight.detach()
@@ -39,11 +49,11 @@ class Dense(AbstractLinearMap):
     def forward(self, W: Tensor, a: Tensor, out: Tensor | None = None) -> Tensor:
         whole = a.shape[1] == W.shape[1]  # without a bias, or [a, 1]
         if self.outputs == 1 and out is None:  # several times faster than a product with one column
-            w = W.select(0, 0)
+            w = self._views(W).row
             m = torch.mv(a, w if whole else w.narrow(0, 0, self.inputs)).unsqueeze(1)
             return m if whole else m.add_(W.select(1, self.inputs))
         if whole:
-            return torch.mm(a, W.T, out=out)
+            return torch.mm(a, self._views(W).turned, out=out)
         if self.inputs < self.outputs:  # a column of ones is cheaper than a pass over m; addmm makes two
             return torch.mm(gram.with_ones(a), W.T, out=out)
         return torch.mm(a, self._matrix(W).T, out=out).add_(_packed(W.select(1, self.inputs)))
@@ -80,7 +90,7 @@ class Dense(AbstractLinearMap):
         return self.inputs > self.outputs and rows >= PLAIN_ROWS * self.outputs
 
     def output_factor(self, W: Tensor, beta: float, gamma: float) -> Tensor:
-        V = W.narrow(1, 0, self.inputs)
+        V = self._views(W).inner
         if self.outputs == 1:
             return torch.mm(V, V.T).add_(gamma / beta).reciprocal_()
         K = (V @ V.T).double()
@@ -89,11 +99,16 @@ class Dense(AbstractLinearMap):
         return inverse.to(W.dtype, memory_format=torch.contiguous_format, copy=True)  # as a stored one comes back
 
     def pull_back(self, W: Tensor, r: Tensor, out: Tensor) -> Tensor:
-        V = W.narrow(1, 0, self.inputs)
+        V = self._views(W).inner
         return torch.mul(r, V, out=out) if self.outputs == 1 else torch.mm(r, V, out=out)
 
     def pull_back_onto(self, W: Tensor, r: Tensor, m: Tensor, k: float) -> Tensor:
-        return m.addmm_(r, W.narrow(1, 0, self.inputs), alpha=k)
+        return m.addmm_(r, self._views(W).inner, alpha=k)
+
+    def _views(self, W: Tensor) -> _Views:
+        if self._last is None or self._last.W is not W:
+            self._last = _Views(W, W.T, W.narrow(1, 0, self.inputs), W.select(0, 0))
+        return self._last
 
     def _matrix(self, W: Tensor) -> Tensor:
         return _packed(W.narrow(1, 0, self.inputs))

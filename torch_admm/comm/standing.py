@@ -1,0 +1,82 @@
+"""A sum over all ranks that comes at every step, of tensors of the same shapes: what it takes is made once."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Callable, Sequence
+from typing import Generic, TypeVar, final
+
+import torch
+from torch import Tensor
+
+from ..gram import laid_out
+
+__all__ = ["AbstractStanding", "Buffer", "Pending", "shaped"]
+
+Result = TypeVar("Result")
+
+
+@final
+class Pending(Generic[Result]):
+    """A result that is on its way; local work can go on meanwhile."""
+
+    def __init__(self, finish: Callable[[], Result]) -> None:
+        """`finish` waits for it."""
+        self._finish: Callable[[], Result] | None = finish
+        self._result: Result | None = None
+
+    def wait(self) -> Result:
+        """The result, the same on all ranks; asking twice is fine."""
+        if self._finish is not None:
+            finish, self._finish = self._finish, None
+            self._result = finish()
+        assert self._result is not None
+        return self._result
+
+
+class AbstractStanding(abc.ABC):
+    """`places`, to be written to; `start`, when that is done; `wait`, for the sums. No other exchange comes between
+    `places` and `start`.
+    """
+
+    @abc.abstractmethod
+    def places(self) -> Sequence[Tensor]:
+        """Where the next sum has what is sent from here; whatever they hold is to be overwritten."""
+
+    @abc.abstractmethod
+    def start(self) -> None:
+        """Start to add up what all ranks have written to their places."""
+
+    @abc.abstractmethod
+    def wait(self) -> Sequence[Tensor]:
+        """The sums, the caller's to use up; they last until the next ones are made."""
+
+
+@final
+class Buffer(AbstractStanding):
+    """All tensors lie in one vector, which is added up in place."""
+
+    def __init__(self, sum_later: Callable[[Tensor], Pending[Tensor]], like: Sequence[Tensor], dtype: torch.dtype):
+        shapes = [t.shape for t in like]
+        self._sum_later = sum_later
+        self._values = like[0].new_zeros(sum(shape.numel() for shape in shapes), dtype=dtype)
+        self._parts = shaped(self._values, shapes)
+
+    def places(self) -> Sequence[Tensor]:
+        return self._parts
+
+    def start(self) -> None:
+        self._pending = self._sum_later(self._values)
+
+    def wait(self) -> Sequence[Tensor]:
+        self._pending.wait()
+        return self._parts
+
+
+def shaped(values: Tensor, shapes: Sequence[torch.Size]) -> list[Tensor]:
+    """One vector as tensors of these shapes, laid out as products mostly have them.
+
+    They cannot be as each rank has them: that may depend on its number of threads.
+    """
+    parts = values.split([shape.numel() for shape in shapes])
+    return [laid_out(part, shape) for part, shape in zip(parts, shapes, strict=True)]
