@@ -301,6 +301,20 @@ def test_nan_stays_in_its_row_and_inputs_stay_untouched(loss: AbstractLoss, outp
 @pytest.mark.parametrize("beta", [1e-3, 1.0])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("loss", "outputs"), HOT)
+def test_a_prepared_prox_is_the_same(loss: AbstractLoss, outputs: int, dtype: torch.dtype, beta: float) -> None:
+    """Whatever tensor it was prepared with, and however often it is called."""
+    prox = loss.prepared(beta, torch.zeros(3, 2, dtype=dtype))
+    for rows in (5, 1, 0):
+        v = torch.randn(rows, outputs, generator=rng(rows), dtype=dtype)
+        y = loss.encode(plain_targets(loss, rows, outputs), outputs, v)
+        before = v.clone()
+        torch.testing.assert_close(prox(v, y), loss.prox(v, y, beta), rtol=0, atol=0)
+        assert torch.equal(v, before)
+
+
+@pytest.mark.parametrize("beta", [1e-3, 1.0])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("loss", "outputs"), HOT)
 def test_the_hot_path_runs_on_a_device_without_waiting(
     loss: AbstractLoss, outputs: int, dtype: torch.dtype, beta: float
 ) -> None:

@@ -10,7 +10,8 @@ sums cross.
 from .base import AbstractComm, Solo
 from .group import Group
 from .launch import Launch, launched
-from .standing import AbstractStanding, Pending
+from .pending import Pending
+from .standing import AbstractStanding
 from .start import BACKENDS, current, start
 from .tree import Growing
 

@@ -15,7 +15,8 @@ from torch import Tensor
 from ..data import AbstractRows, Chunk
 from ..data.shards import share
 from ..errors import RankError
-from .standing import AbstractStanding, Buffer, Pending
+from .pending import Pending
+from .standing import AbstractStanding, Buffer
 from .tree import Branch, Growing, branches, tree_sum
 
 __all__ = ["AbstractComm", "Solo", "pack", "unpack"]

@@ -15,7 +15,8 @@ from torch import Tensor
 from ..errors import CommError
 from .base import AbstractComm
 from .near import Near
-from .standing import AbstractStanding, Pending
+from .pending import Pending
+from .standing import AbstractStanding
 
 __all__ = ["Group", "leave", "lost"]
 

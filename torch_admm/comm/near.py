@@ -19,8 +19,9 @@ from typing import NamedTuple, TypeVar, final
 import torch
 from torch import Tensor
 
+from .pending import Pending
 from .signals import ADDED, WRITTEN, signals_of
-from .standing import AbstractStanding, Pending, shaped
+from .standing import AbstractStanding, shaped
 
 __all__ = ["MEMORY", "ROOM", "Near"]
 

@@ -4,39 +4,21 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Callable, Sequence
-from typing import Generic, TypeVar, final
+from typing import final
 
 import torch
 from torch import Tensor
 
 from ..gram import laid_out
+from .pending import Pending
 
-__all__ = ["AbstractStanding", "Buffer", "Pending", "shaped"]
-
-Result = TypeVar("Result")
-
-
-@final
-class Pending(Generic[Result]):
-    """A result that is on its way; local work can go on meanwhile."""
-
-    def __init__(self, finish: Callable[[], Result]) -> None:
-        """`finish` waits for it."""
-        self._finish: Callable[[], Result] | None = finish
-        self._result: Result | None = None
-
-    def wait(self) -> Result:
-        """The result, the same on all ranks; asking twice is fine."""
-        if self._finish is not None:
-            finish, self._finish = self._finish, None
-            self._result = finish()
-        assert self._result is not None
-        return self._result
+__all__ = ["AbstractStanding", "Buffer", "shaped"]
 
 
 class AbstractStanding(abc.ABC):
-    """`places`, to be written to; `start`, when that is done; `wait`, for the sums. No other exchange comes between
-    `places` and `start`.
+    """`places` are written to, then it is time to `start`, and to `wait` for the sums.
+
+    All ranks do so in the same order; no other exchange is started between `places` and `start`.
     """
 
     @abc.abstractmethod
@@ -57,6 +39,7 @@ class Buffer(AbstractStanding):
     """All tensors lie in one vector, which is added up in place."""
 
     def __init__(self, sum_later: Callable[[Tensor], Pending[Tensor]], like: Sequence[Tensor], dtype: torch.dtype):
+        """`like` gives shapes and device."""
         shapes = [t.shape for t in like]
         self._sum_later = sum_later
         self._values = like[0].new_zeros(sum(shape.numel() for shape in shapes), dtype=dtype)
