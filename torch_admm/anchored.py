@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import islice
 from typing import Any, Literal, final
 
 import torch
@@ -12,12 +11,12 @@ from torch import Tensor, nn
 from .activations import GOLDEN
 from .arguments import choice, fraction, non_negative, positive, positive_int
 from .bound import BoundADMM
+from .damping import Damping
 from .data import AbstractRows, Ahead
-from .gram import with_ones
 from .guard import Guard
 from .losses import loss_of
 from .method import AbstractMethod
-from .moments import AbstractMoment, looked_at, moment, some_of
+from .moments import looked_at, some_of
 from .motion import Motion
 from .precision import LITTLE_STEP, LITTLE_SWEEP
 from .problem import Problem, Weights, from_module
@@ -64,8 +63,6 @@ class AnchoredADMM(AbstractMethod):
     W: Weights
     V: Weights
     mean: Weights
-    inputs: dict[int, AbstractMoment]
-    residuals: dict[int, AbstractMoment]
     guard: Guard
     scaling: Scaling | None
     _over: AbstractRows | None  # whose pieces the last sweep had, see `sweep`
@@ -181,7 +178,7 @@ class AnchoredADMM(AbstractMethod):
             if look and not self._refresh(R, seen, of_all=kept is not None):
                 return
         # D_l = (C_l + rho' s' I)^-1 R_l (G_l + rho s I)^-1, up to scale
-        D = {l: self.residuals[l].left(self.inputs[l].right(R_l)) for l, R_l in R.items()}
+        D = self.damping(R)
         # V_l = mu_k V_l + D_l;  W_l += eta_k max(||W_l||, ||W_l at the start||) V_l / ||V_l||
         k = self.steps
         self.motion.step(D, self.momentum * k / (k + 3), self._length(rows), self.weight_decay)
@@ -238,18 +235,9 @@ class AnchoredADMM(AbstractMethod):
                     R_l = R_l if kept is None else R_l.to(kept)
                     R[l] = R[l].add_(R_l) if l in R else R_l
                 if look:
-                    self._look(l, some_of(a[l - 1], some), some_of(r_l, some))
+                    self.damping.look(l, some_of(a[l - 1], some), some_of(r_l, some))
         sums = [R[l] if l in R else torch.zeros_like(W[l], dtype=kept) for l in W]
-        return [*sums, *self._seen()] if look else sums
-
-    def _look(self, l: int, inputs: Tensor, residuals: Tensor) -> None:
-        whole = inputs.shape[1] == self.W[l].shape[1]
-        self.inputs[l].look(inputs if whole else with_ones(inputs))
-        self.residuals[l].look(residuals)
-
-    def _seen(self) -> list[Tensor]:
-        """What was looked at, taken out of where it was added up."""
-        return [self.voice.take(), *(t for part in self._looking() for t in part.take())]
+        return [*sums, self.voice.take(), *self.damping.take()] if look else sums
 
     def _total(
         self, parts: Iterable[list[Tensor]], dtype: torch.dtype, meanwhile: Callable[[], None]
@@ -261,9 +249,6 @@ class AnchoredADMM(AbstractMethod):
         total = pending.wait()
         R = {l: R_l if R_l.dtype == self.dtype else R_l.to(self.dtype) for l, R_l in zip(self.W, total, strict=False)}
         return R, total[len(R) :]
-
-    def _looking(self) -> list[AbstractMoment]:
-        return [*self.inputs.values(), *self.residuals.values()]
 
     def _chunks(self, piece: AbstractRows) -> Iterator[Batch]:
         parts = max(1, -(-piece.count // self.chunk))  # of equal size: a few rows left over cost as much as many
@@ -301,8 +286,7 @@ class AnchoredADMM(AbstractMethod):
         tensors = {name: {l: t.clone() for l, t in part.items()} for name, part in self._parts().items()}
         return {
             **tensors,
-            "inputs": {l: part.state_dict() for l, part in self.inputs.items()},
-            "residuals": {l: part.state_dict() for l, part in self.residuals.items()},
+            **self.damping.state_dict(),
             "scaling": None if self.scaling is None else self.scaling.state_dict(),
             **{name: getattr(owner, name) for owner, names in self._counters() for name in names},
         }
@@ -323,9 +307,7 @@ class AnchoredADMM(AbstractMethod):
         for name, mine in self._parts().items():
             for l, tensor in mine.items():
                 tensor.copy_(state[name][l])
-        for l in self.W:
-            self.inputs[l].load_state_dict(state["inputs"][l])
-            self.residuals[l].load_state_dict(state["residuals"][l])
+        self.damping.load_state_dict(state)
         kept = state["scaling"]
         self.scaling = (
             None if kept is None else Scaling(*(kept[k].to(self.W[1], copy=True) for k in ("shift", "scale")))
@@ -346,8 +328,7 @@ class AnchoredADMM(AbstractMethod):
         self.W, self.V, self.mean = self.motion.W, self.motion.V, self.motion.mean
         self.steps, self.epoch, self.rollbacks, self.shorter = 0, 0, 0, 1.0
         self.scaling = None
-        self.inputs = {l: moment(W.shape[1], self.rho, W) for l, W in self.W.items()}
-        self.residuals = {l: moment(W.shape[0], self.rho_residual, W) for l, W in self.W.items()}
+        self.damping = Damping(self.W, self.rho, self.rho_residual)
         self.walk, self.prox = Walk(problem, self.W, self.beta, self.gamma), self.loss.prepared(self.beta, self.W[1])
         self.standing = self.comm.standing(list(self.W.values()), self.dtype)
         self.chunk = _chunk_rows(problem)
@@ -392,9 +373,7 @@ class AnchoredADMM(AbstractMethod):
             self._roll_back()
             return False
         self.voice.adjust(seen[0], self.steps, self.W, self.mean, self.V)
-        sums = iter(seen[1:])
-        for part in self._looking():
-            part.refresh(list(islice(sums, part.sums)), rows)
+        self.damping.refresh(seen[1:], rows)
         return True
 
     def _first_loss(self, now: float) -> float:
@@ -420,8 +399,7 @@ class AnchoredADMM(AbstractMethod):
             W.copy_(kept_W[l])
             self.mean[l].copy_(kept_mean[l])
             self.V[l].zero_()
-            self.inputs[l] = moment(W.shape[1], self.rho, W)
-            self.residuals[l] = moment(W.shape[0], self.rho_residual, W)
+        self.damping.reset()
         self.walk.factor(self.W, self.steps, True)
         self.shorter *= 0.5
         self.rollbacks += 1
