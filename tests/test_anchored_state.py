@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import io
 import math
+import pickle
 from typing import Any
 
 import pytest
@@ -38,6 +39,20 @@ def test_k_plus_m_sweeps(size: Any, standardise: bool, average: bool) -> None:
     file.seek(0)
     resumed, _ = run(5, torch.load(file, weights_only=True))
     assert all(torch.equal(a, b) for a, b in zip(straight.parameters(), resumed.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("loss", ["logistic", "squared", "hinge"])
+def test_a_run_can_be_handed_to_another_process(loss: str) -> None:
+    """As a result of a worker is: the copy goes on as the run itself does. So are settings, before there is a run."""
+    model, data = net(4, 12, 1), blobs(200, 4)
+    method = pickle.loads(pickle.dumps(AnchoredADMM(loss, batch_size=50, refresh=3, eta=0.03)))
+    result = fit(model, data, method, max_sweeps=2, sinks=())
+    for copied in (pickle.loads(pickle.dumps(result)).method, copy.deepcopy(method)):
+        kept = method.state_dict()
+        for each in (method, copied):
+            each.step()
+        assert all(torch.equal(W, copied.weights()[l]) for l, W in method.weights().items())
+        method.load_state_dict(kept)
 
 
 def test_resuming_before_a_roll_back() -> None:

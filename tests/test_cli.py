@@ -251,6 +251,7 @@ def test_seed_and_activation_decide_what_is_trained(
         (["--device", "abacus"], "--device is 'abacus', which is not here"),
         (["--threads", "0"], "--threads is 0; a whole number of at least 1 is expected"),
         (["--save", "nowhere/model.pt"], "--save is nowhere/model.pt, but there is no folder nowhere"),
+        (["--log", "nowhere/run.jsonl"], "--log is nowhere/run.jsonl, but there is no folder nowhere"),
         (["--save", "model.json"], "--save is model.json; the weights need another suffix"),
         (["--test", "nowhere.h5"], "No such file or directory: 'nowhere.h5'"),
     ],

@@ -9,13 +9,14 @@ import socket
 import subprocess
 import sys
 import time
+from datetime import timedelta
 from typing import Any
 
 import pytest
 import torch
 
 from torch_admm import comm
-from torch_admm.comm import AbstractComm, Solo, group, launched
+from torch_admm.comm import AbstractComm, Solo, group, launched, mpi
 from torch_admm.data import Rows
 from torch_admm.data.shards import Shards
 from torch_admm.errors import CommError, RankError
@@ -198,6 +199,30 @@ def report(backend: str) -> None:
     os.write(1, said.replace("mpi4py", "mpi").encode() + b"\n")
 
 
+def test_an_mpi_of_torch_needs_no_mpi4py(monkeypatch: pytest.MonkeyPatch) -> None:
+    """None of the builds here has one: that it is asked for first is all that can be seen."""
+    monkeypatch.setitem(sys.modules, "mpi4py", None)
+    with pytest.raises(ImportError, match="needs mpi4py and an MPI library"), comm.start("mpi"):
+        pass
+    made: list[Any] = []
+    monkeypatch.setattr(torch.distributed, "is_mpi_available", lambda: True)
+    monkeypatch.setattr(torch.distributed, "init_process_group", lambda *args, **_: made.append(args))
+    with comm.start("mpi") as alone:
+        assert alone.size == 1
+    mpi.init(2, "MPICH", timedelta(seconds=1))
+    mpi.finish()
+    assert made == [("mpi",)]
+
+
+def test_ranks_of_torchrun_do_not_know_each_other_by_mpi() -> None:
+    pytest.importorskip("mpi4py")
+    command = [sys.executable, "-c", "from torch_admm import comm; comm.start('mpi').__enter__()"]
+    env = clean_environment(RANK="0", WORLD_SIZE="2")
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 1
+    assert "MPI sees 1 of the 2 ranks that torchrun started: start them with mpirun" in done.stderr
+
+
 def test_a_stuck_rank_of_mpi_is_named_by_one_that_is_left() -> None:
     """MPI itself says nothing of it. mpirun ends all with the first: that is the one that speaks."""
     command = [*mpirun(), "-n", "3", sys.executable, "-c", "from tests import test_comm; test_comm.stick()"]
@@ -214,8 +239,8 @@ def stick() -> None:
 
 
 def test_a_missing_rank_is_named_within_two_seconds() -> None:
-    """After the time-out: the roll call, and the pause of those that are silent."""
-    assert group.GRACE + 10 * group.POLL + group.HEARD <= 2
+    """After the time-out: the roll call, and the pause of those that are silent; the rest is for taking down."""
+    assert group.GRACE + 10 * group.POLL + group.HEARD <= 1.5
 
 
 def _go_wrong(ranks: AbstractComm, what: str, culprit: int) -> str:

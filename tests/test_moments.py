@@ -178,7 +178,20 @@ def test_eigenvectors_stay_orthonormal(dtype: torch.dtype, rank: int | None) -> 
         U = part.U.double()[carries]
         eye = torch.eye(len(U), dtype=F64)
         torch.testing.assert_close(U @ U.T, eye, rtol=0, atol=1e-5 if dtype == torch.float32 else 1e-7)
-        assert float(torch.linalg.matrix_norm(part.U.double(), 2)) < 1 + 1e-5
+        assert float(torch.linalg.matrix_norm(part.cU.double(), 2)) < 1 + 1e-5
+
+
+def test_what_few_rows_leave_open_does_not_depend_on_rounding() -> None:
+    """Three rows have three directions; the others are given, not found, and damp nothing until rows have more."""
+    v, noise = rows(3, 150, 1), 1 + 1e-15 * torch.randn(3, 150, generator=rng(2), dtype=F64)
+    first, second = LeadingMoment(150, RHO, v), LeadingMoment(150, RHO, v)
+    for part, seen in ((first, v), (second, v * noise)):
+        refreshed(part, *[seen] * 4)
+    assert int((first.e > 0).sum()) == 3
+    for name in ("U", "e", "cU"):
+        torch.testing.assert_close(getattr(first, name), getattr(second, name), rtol=0, atol=1e-11 * float(first.e[0]))
+    refreshed(first, *[rows(50, 150, 3)] * 3)
+    assert int((first.e > 0).sum()) == LEADING
 
 
 @pytest.mark.parametrize("columns", [6, 150])

@@ -214,6 +214,27 @@ def test_sizes_that_differ_are_an_error_on_all_ranks() -> None:
     assert second.endswith("rank 0 sent 12 bytes, rank 1 16")
 
 
+def _die_standing(ranks: AbstractComm) -> str:
+    """Between writing and telling."""
+    standing = ranks.standing([torch.ones(3)], torch.float32)
+    for i in range(4):
+        standing.places()[0].fill_(i)
+        if ranks.rank == 1 and i == 3:
+            os.kill(os.getpid(), signal.SIGKILL)
+        standing.start()
+        try:
+            standing.wait()
+        except CommError as error:
+            return f"{i}: {error}"
+    return "went on"
+
+
+def test_a_rank_killed_in_a_standing_sum_is_named() -> None:
+    left, killed = on_ranks(2, in_group, _die_standing)
+    assert killed == -signal.SIGKILL
+    assert left == "3: rank 1 is missing, ended or stuck; rank 0 was told: rank 1 closed its connection"
+
+
 def _die(ranks: AbstractComm, pause: float) -> str:
     ranks.sum_(torch.ones(3))
     if ranks.rank == 1:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Literal, final
 
@@ -32,6 +33,7 @@ EARLY = (1, 12)  # batches at which moments are refreshed too, while they know l
 SMALL_NET = 16_384  # weights up to which mini-batches may be twice as large
 
 COUNTERS = ("steps", "epoch", "shorter", "rollbacks")
+RUN = ("comm", "problem", "rows", "seed", "size")  # what a run is made of, beside its settings and its state
 
 Batch = tuple[Tensor, Tensor, Sequence[int] | None]  # x, y, and how many of a mini-batch each shard has
 
@@ -170,7 +172,8 @@ class AnchoredADMM(AbstractMethod):
         look = self.looks()
         self._looked, self._over = [], over
         self.walk.factor(self.W, self.steps, look)
-        if kept is None and not look and over is None and torch.get_num_threads() == 1:
+        by_itself = self.comm.size == 1 and torch.get_num_threads() > 1  # nobody waits for what is laid out otherwise
+        if kept is None and not look and over is None and not by_itself:
             R = self._standing_total(pieces, rows, meanwhile)
         else:
             parts = (self._sums(chunks, rows, kept, look) for chunks in pieces)
@@ -189,11 +192,13 @@ class AnchoredADMM(AbstractMethod):
     def _standing_total(self, pieces: Sequence[Iterable[Batch]], rows: int, meanwhile: Callable[[], None]) -> Weights:
         """As `_total` for steps that look at nothing: R_l is made where it crosses from, and what that takes once.
 
-        Products by several threads are laid out otherwise, so that copies of them are faster.
+        Products by several threads are laid out otherwise, so that copies of them are faster. All ranks come this way
+        even so: they need not have as many threads, and what crosses must be laid out alike.
         """
         (chunks,), standing = pieces, self.standing
         places = dict(zip(self.W, standing.places(), strict=True))
-        for place, R_l in zip(places.values(), self._sums(chunks, rows, places=places), strict=True):
+        sums = self._sums(chunks, rows, places=places if torch.get_num_threads() == 1 else None)
+        for place, R_l in zip(places.values(), sums, strict=True):
             if R_l is not place:
                 place.copy_(R_l)
         standing.start()
@@ -315,6 +320,19 @@ class AnchoredADMM(AbstractMethod):
         for owner, names in self._counters():
             for name in names:
                 setattr(owner, name, state[name])
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For pickle, which would tear apart what lies in one block of memory: a run is what it can be made of."""
+        names = {*inspect.signature(type(self)).parameters, *RUN}
+        given = {name: value for name, value in self.__dict__.items() if name in names}
+        return given | ({"state": self.state_dict()} if "problem" in given else {})
+
+    def __setstate__(self, given: dict[str, Any]) -> None:
+        state = given.pop("state", None)
+        self.__dict__.update(given)
+        if state is not None:
+            self._start(self.problem)
+            self.load_state_dict(state)
 
     def _counters(self) -> list[tuple[Any, tuple[str, ...]]]:
         return [(self, COUNTERS), (self.guard, Guard.counters)]

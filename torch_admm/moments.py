@@ -33,6 +33,7 @@ FULL = 64  # up to so many columns G itself is kept
 RIDGE_FULL, RIDGE_LEADING = 0.5, 4.0  # rho unless given: where all directions are known, more can be made of them
 LEADING = 16  # of more, so many eigenvectors: with a ridge of rho s the others are hardly damped
 LOOK_ROWS = 128  # of a mini-batch that are looked at for moments and loss, or a quarter of its rows
+SHORT = 1e-3  # of its length, is all that is left of a row that adds no direction
 SLOWEST = 0.1  # weight of the newest rows once the mean over all refreshes has become as slow
 
 
@@ -201,8 +202,9 @@ class LeadingMoment(AbstractMoment):
         H = seen[0] * (weight / rows)
         if weight < 1:
             H.addcmul_(self.U, self.e.unsqueeze(1), value=1 - weight)
-        U, self.e = _orthonormal(H)
-        self.U = row_major(U, self.like.dtype)
+        U, e, is_new = _orthonormal(H)
+        self.e = e * is_new
+        self.U = row_major(torch.where(is_new.unsqueeze(1), U, _waves(self.columns, U)), self.like.dtype)
         self.cU = self.U * (self.e / (self.e + self.rho * _unit(self.square))).unsqueeze(1).to(self.U.dtype)
 
 
@@ -235,18 +237,20 @@ def moment(columns: int, rho: float | None, like: Tensor) -> AbstractMoment:
     return (FullMoment if columns > 1 else NoMoment)(columns, rho or RIDGE_FULL, like)
 
 
-def _orthonormal(H: Tensor) -> tuple[Tensor, Tensor]:
-    """An orthonormal basis of the rows of H, and how long each is beyond those before it.
+def _orthonormal(H: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """An orthonormal basis of the rows of H, how long each is beyond those before it, and whether that is anything.
 
-    By Cholesky of H H', which is faster than a QR and good enough for directions that the next refresh corrects; rows
-    that add nothing come out short.
+    By Cholesky of H H', which is faster than a QR and good enough for directions that the next refresh corrects. What
+    is left of a row that adds nothing, as of few rows there are few directions, is rounding: each rank has its own.
     """
     S = H @ H.T
     scale = S.diagonal().sqrt().clamp_min(torch.finfo(H.dtype).tiny)
     S = S / scale / scale.unsqueeze(1)
     S.diagonal().add_(1e-10)
-    L = torch.linalg.cholesky_ex(S).L * scale.unsqueeze(1)
-    return torch.linalg.solve_triangular(L, H, upper=False), L.diagonal()
+    L = torch.linalg.cholesky_ex(S).L
+    is_new = L.diagonal() >= SHORT
+    L = L * scale.unsqueeze(1)
+    return torch.linalg.solve_triangular(L, H, upper=False), L.diagonal(), is_new
 
 
 def looked_at(counts: Sequence[int] | None, rows: int, device: torch.device) -> Tensor | None:

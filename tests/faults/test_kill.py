@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from torch_admm import AnchoredADMM, BregmanADMM, fit
+from torch_admm import AnchoredADMM, BregmanADMM, fit, gram
 from torch_admm.checkpoint import Checkpoints
 from torch_admm.comm import Group, group
 from torch_admm.data.hdf5 import Writer
@@ -23,7 +23,7 @@ from ..helpers import blobs, net
 from ..ranks import clean_environment, free_port, in_group, on_ranks
 
 RANKS, SWEEPS, ROWS = 3, 4, 97
-POINTS = 18  # a method, dealt out over the run and the ranks
+POINTS = {"message": 18, "work": 6}  # of a method, dealt out over the run and the ranks
 METHODS: dict[str, Callable[[], Any]] = {
     "bregman": lambda: BregmanADMM("hinge", warm_start=1),
     "anchored": lambda: AnchoredADMM("hinge", batch_size=40, refresh=3),
@@ -42,14 +42,14 @@ def train(name: str, folder: Path) -> Any:
     return [p.tolist() for p in model.parameters()], rest
 
 
-def run(name: str, folder: Path, rank: int, moment: int) -> Any:
-    """Train; rank `rank` is killed before its so-manieth message or call that touches the disk."""
+def run(name: str, kind: str, folder: Path, rank: int, moment: int) -> Any:
+    """Train; rank `rank` is killed before its so-manieth message or call that touches the disk, or product of rows."""
     group.GRACE = 0.3
     seen = [0]
     if int(os.environ["RANK"]) == rank:
-        _count(Group, "_later", seen, moment)
-        for call in DISK:
-            _count(os, call, seen, moment)
+        calls = [(Group, "_later"), *((os, call) for call in DISK)] if kind == "message" else [(gram, "product")]
+        for owner, call in calls:
+            _count(owner, call, seen, moment)
     _note_saves(folder)
     try:
         return in_group(lambda _: train(name, folder), timeout_minutes=0.5), seen[0]
@@ -115,23 +115,24 @@ def test_a_rank_0_that_is_frozen_with_its_store_leaves_nobody_waiting(tmp_path: 
     assert re.fullmatch(r"torch-admm: rank 0 is missing, ended or stuck; rank 1 was told: .*\n", said), said
 
 
+@pytest.mark.parametrize("kind", POINTS)
 @pytest.mark.parametrize("name", METHODS)
-def test_every_run_that_is_killed_goes_on_to_the_same_bits(name: str, tmp_path: Path) -> None:
-    alone = train(name, tmp_path / "alone")
-    whole = on_ranks(RANKS, run, name, tmp_path / "whole", 0, -1)
+def test_every_run_that_is_killed_goes_on_to_the_same_bits(name: str, kind: str, tmp_path: Path) -> None:
+    alone, points = train(name, tmp_path / "alone"), POINTS[kind]
+    whole = on_ranks(RANKS, run, name, kind, tmp_path / "whole", 0, -1)
     assert [result for result, _ in whole] == [alone] * RANKS
     events = whole[0][1]
-    assert events > 3 * POINTS
-    for point in range(POINTS):
-        moment, rank, folder = 1 + point * (events - 1) // POINTS, point % RANKS, tmp_path / str(point)
-        ends = on_ranks(RANKS, run, name, folder, rank, moment)
+    assert events > 3 * points
+    for point in range(points):
+        moment, rank, folder = 1 + point * (events - 1) // points, point % RANKS, tmp_path / str(point)
+        ends = on_ranks(RANKS, run, name, kind, folder, rank, moment)
         if isinstance(ends[rank], tuple):  # ranks other than 0 have fewer calls: this one got through
             moment //= 2
-            ends = on_ranks(RANKS, run, name, folder := tmp_path / f"{point}b", rank, moment)
+            ends = on_ranks(RANKS, run, name, kind, folder := tmp_path / f"{point}b", rank, moment)
         assert ends.pop(rank) == -signal.SIGKILL
         for text in ends:
             assert re.match(rf"ranks? (\d+, )*{rank}\b.* missing", str(text)), (rank, moment, text)
         done = folder.with_suffix(".done")
         newest = max((int(p.name[6:]) for p in folder.glob("sweep-????????")), default=0)
         assert newest >= (int(done.read_text()) if done.exists() else 0), "a checkpoint was lost"
-        assert on_ranks(2, run, name, folder, 0, -1)[0][0] == alone, (rank, moment)
+        assert on_ranks(2, run, name, kind, folder, 0, -1)[0][0] == alone, (rank, moment)

@@ -16,18 +16,24 @@ pytestmark = pytest.mark.slow
 
 SCRIPT = """
 import json, os, signal, sys
-from torch_admm import AbstractSink, BregmanADMM, comm, fit
+from torch_admm import AnchoredADMM, BregmanADMM, comm, fit
 from tests.helpers import blobs, net
 
-class Killed(AbstractSink):
-    def write(self, row):
-        if row["sweep"] == 3 and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
-            os.kill(os.getpid(), signal.SIGKILL)
+methods = {"bregman": BregmanADMM("hinge", warm_start=1), "anchored": AnchoredADMM("hinge", batch_size=40)}
+method, steps = methods[sys.argv[2]], []
+step = type(method).step
 
+def killed(self):  # in the fourth sweep of the first try
+    steps.append(1)
+    if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" and len(steps) == 4 and os.environ["RANK"] == sys.argv[3]:
+        os.kill(os.getpid(), signal.SIGKILL)
+    step(self)
+
+type(method).step = killed
 model = net(4, 7, 5, 1)
 with comm.start() as ranks:
     more = dict(checkpoint=sys.argv[1], resume="auto", deterministic=True)
-    result = fit(model, blobs(97, 4), BregmanADMM("hinge", warm_start=1), max_sweeps=5, sinks=Killed(), **more)
+    result = fit(model, blobs(97, 4), method, max_sweeps=5, sinks=(), **more)
     if ranks.rank == 0:
         restarts = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0))
         found = dict(restarts=restarts, sweeps=len(result.history), weights=[p.tolist() for p in model.parameters()])
@@ -36,12 +42,13 @@ with comm.start() as ranks:
 """
 
 
-def test_a_killed_rank_is_started_again_and_goes_on(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("method", "rank"), [("bregman", "0"), ("anchored", "1")])
+def test_a_killed_rank_is_started_again_and_goes_on(method: str, rank: str, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    restarted = [*torchrun, "--max-restarts", "2", str(script), str(tmp_path / "a")]
-    alone = [sys.executable, str(script), str(tmp_path / "b")]
+    restarted = [*torchrun, "--max-restarts", "2", str(script), str(tmp_path / "a"), method, rank]
+    alone = [sys.executable, str(script), str(tmp_path / "b"), method, rank]
     env = clean_environment(TORCHELASTIC_RESTART_COUNT="1", TMPDIR=str(tmp_path))  # torchrun leaves its logs there
     for command in (restarted, alone):
         done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=200, check=False)

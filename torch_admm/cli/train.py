@@ -120,7 +120,7 @@ def train(args: argparse.Namespace, ranks: AbstractComm) -> int:
             raise DataError(f"{files.train} has {about.rows} rows for {ranks.size} ranks; start at most one a row")
         net = Net(widths_of(args.net, about), args.activation)
         method = method_of(args, about)
-        savable(args.save)
+        writable(args)
         torch.manual_seed(args.seed)
         model = net.build().to(device_of(args.device))
     if ranks.rank == 0:
@@ -227,12 +227,13 @@ def _cells(name: str, cells: list[str]) -> str:
     return f"{name:6}" + "".join(f"{cell:>16}" for cell in cells)
 
 
-def savable(path: Path | None) -> None:
-    """Better said before an hour of training than after."""
-    if path is not None and not path.parent.is_dir():
-        raise DataError(f"--save is {path}, but there is no folder {path.parent}")
-    if path is not None and path.suffix == ".json":
-        raise DataError(f"--save is {path}; the weights need another suffix, for the JSON file stands beside them")
+def writable(args: argparse.Namespace) -> None:
+    """Better said before an hour of training than after, and by all ranks alike."""
+    for option, path in (("--save", args.save), ("--log", args.log)):
+        if path is not None and not path.parent.is_dir():
+            raise DataError(f"{option} is {path}, but there is no folder {path.parent}")
+    if args.save is not None and args.save.suffix == ".json":
+        raise DataError(f"--save is {args.save}; the weights need another suffix, for the JSON file stands beside them")
 
 
 def save(args: argparse.Namespace, net: Net, about: Description, result: Result) -> None:

@@ -20,7 +20,7 @@ from .standing import AbstractStanding
 
 __all__ = ["Group", "leave", "lost"]
 
-GRACE = 1.5  # seconds in which the ranks that are left say so, after one was found missing
+GRACE = 1.0  # seconds in which the ranks that are left say so, after one was found missing
 POLL = 0.02
 HEARD = 0.2  # seconds: launchers end all ranks with the first that goes, so that should be the one that speaks
 

@@ -12,10 +12,16 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import HashStore, Work
 
-__all__ = ["finish", "init", "require"]
+__all__ = ["check", "finish", "init"]
 
 NAME = "mpi4py"
 SPIN, NAP = 0.002, 0.0002  # seconds: first asked again at once, then after naps, which leave the core to others
+
+
+def check() -> None:
+    """An ImportError unless there is an MPI: torch's own, or mpi4py's."""
+    if not dist.is_mpi_available():
+        require()
 
 
 def require() -> Any:
@@ -34,16 +40,15 @@ def require() -> Any:
     return MPI
 
 
-def init(size: int, patience: timedelta) -> None:
-    """Make the default group, of torch's own MPI if it has one."""
+def init(size: int, by: str, patience: timedelta) -> None:
+    """Make the default group of so many ranks, started by so-and-so, of torch's own MPI if it has one."""
     if dist.is_mpi_available():
         dist.init_process_group("mpi")
         return
     world = require().COMM_WORLD
     if world.Get_size() != size:
-        raise ValueError(
-            f"MPI sees {world.Get_size()} ranks of {size}: mpirun and mpi4py are of different MPI libraries"
-        )
+        why = "start them with mpirun" if by == "torchrun" else "mpirun and mpi4py are of different MPI libraries"
+        raise ValueError(f"MPI sees {world.Get_size()} of the {size} ranks that {by} started: {why}")
     if NAME not in dist.Backend.backend_list:
         dist.Backend.register_backend(NAME, _make, devices=["cpu"])
     dist.init_process_group(
@@ -52,7 +57,9 @@ def init(size: int, patience: timedelta) -> None:
 
 
 def finish() -> None:
-    """The end of a run that went well: all ranks get here."""
+    """The end of a run that went well: all ranks get here. What torch has of its own ends with the group."""
+    if dist.is_mpi_available():
+        return
     MPI = require()
     if not MPI.Is_finalized():
         MPI.Finalize()

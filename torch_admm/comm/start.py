@@ -50,7 +50,7 @@ def start(
     if threads is not None:
         torch.set_num_threads(positive_int("threads", threads))
     if backend == "mpi":
-        mpi.require()
+        mpi.check()
     launch = launched()
     if _is_initialised() or launch is None or launch.size == 1:
         yield current(deterministic=deterministic)
@@ -140,7 +140,7 @@ def _nccl(launch: Launch, patience: timedelta) -> Store:
 
 def _mpi(launch: Launch, patience: timedelta) -> Store:
     store = _store(launch, patience)  # MPI cannot say who is missing
-    mpi.init(launch.size, patience)
+    mpi.init(launch.size, launch.by, patience)
     return store
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Callable
+from functools import partial
 from typing import ClassVar
 
 from torch import Tensor
@@ -42,7 +43,7 @@ class AbstractLoss(abc.ABC):
 
     def prepared(self, beta: float, like: Tensor) -> Prox:
         """`prox` for this beta and for v of this dtype and device, with what it needs besides made once and for all."""
-        return lambda v, y: self.prox(v, y, beta)
+        return partial(self.prox, beta=beta)
 
     @abc.abstractmethod
     def encode(self, y: Tensor, outputs: int, like: Tensor) -> Tensor:

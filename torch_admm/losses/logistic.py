@@ -54,7 +54,7 @@ class Logistic(AbstractLoss):
         return _newton(_from_outside(b, k), b, k, newton_steps(1 / (2 * beta), v.dtype))
 
     def prepared(self, beta: float, like: Tensor) -> Prox:
-        return _from_near(2 * beta, like) if self.pos_weight is None and beta >= 1 else super().prepared(beta, like)
+        return _FromNear(2 * beta, like) if self.pos_weight is None and beta >= 1 else super().prepared(beta, like)
 
     def encode(self, y: Tensor, outputs: int, like: Tensor) -> Tensor:
         if self.pos_weight is not None and len(self.pos_weight) not in (1, outputs):
@@ -90,23 +90,24 @@ def _from_outside(b: Tensor, k: Tensor) -> Tensor:
     return c - torch.minimum(torch.maximum(c, -reach), reach)
 
 
-def _from_near(k: float, like: Tensor) -> Prox:
-    """For k >= 2, in few operations: a start that is close, then Newton's method.
+@final
+class _FromNear:
+    """The prox for k >= 2, in few operations: a start that is close, then Newton's method.
 
     With c = b - 1 / (2 k) as above, z / c goes from B = 1 / (1 + 1 / (4 k)) at 0 to 1 where sigma is flat, so that
     z = b - sigma(B c) / k is within 3.4e-3 of the answer. A Newton step takes an error e to at most e^2 / 41: below
     3e-7 after one, which float32 hardly resolves, 3e-15 after two. In the first, k (z - b) is minus that sigma.
     """
-    B = 1 / (1 + 1 / (4 * k))
-    shift, k_tensor = like.new_full((), -0.5 * B / k), like.new_full((), k)  # adding a number takes longer
 
-    def prox(v: Tensor, y: Tensor) -> Tensor:
-        b = torch.add(v, y, alpha=1 / k)
-        before = torch.add(shift, b, alpha=B).sigmoid_()
-        z = torch.add(b, before, alpha=-1 / k)
+    def __init__(self, k: float, like: Tensor) -> None:
+        self.per_k, self.B = 1 / k, 1 / (1 + 1 / (4 * k))
+        self.shift, self.k = like.new_full((), -0.5 * self.B / k), like.new_full((), k)  # adding a number takes longer
+
+    def __call__(self, v: Tensor, y: Tensor) -> Tensor:
+        b = torch.add(v, y, alpha=self.per_k)
+        before = torch.add(self.shift, b, alpha=self.B).sigmoid_()
+        z = torch.add(b, before, alpha=-self.per_k)
         p = torch.sigmoid(z)
-        slope = torch.addcmul(p, p, p, value=-1).add_(k_tensor)
+        slope = torch.addcmul(p, p, p, value=-1).add_(self.k)
         z.addcdiv_(p.sub_(before), slope, value=-1)
-        return _newton(z, b, k_tensor, 1) if z.dtype == torch.float64 else z
-
-    return prox
+        return _newton(z, b, self.k, 1) if z.dtype == torch.float64 else z
