@@ -5,8 +5,8 @@ in the largest norm, relative to the largest weight.
 
 Some iterations make more of a rounding than that: where labels are noise, or rows few for so many columns, steps have a
 length but no direction. There mini-batches may differ as much as one process differs from itself when each value of the
-data moves by one unit in its last place. Sweeps over all rows need no such excuse: but for float32 ones that are done in
-double precision, they give the same bits.
+data moves by one unit in its last place. Sweeps over all rows need no such excuse: but for float32 ones that are done
+in double precision, they give the same bits.
 """
 
 from __future__ import annotations
