@@ -169,7 +169,7 @@ class LeadingMoment(AbstractMoment):
 
     def __init__(self, columns: int, rho: float, like: Tensor) -> None:
         super().__init__(columns, rho, like)
-        self.U = _waves(columns, like)
+        self.U = self._first = _waves(columns, like)
         self.e = torch.zeros(LEADING, dtype=torch.float64, device=like.device)
         self.cU = torch.zeros_like(self.U)  # diag(e / (e + rho s)) U
         self.square = torch.zeros((), dtype=torch.float64, device=like.device)  # s
@@ -203,8 +203,8 @@ class LeadingMoment(AbstractMoment):
         if weight < 1:
             H.addcmul_(self.U, self.e.unsqueeze(1), value=1 - weight)
         U, e, is_new = _orthonormal(H)
-        self.e = e * is_new
-        self.U = row_major(torch.where(is_new.unsqueeze(1), U, _waves(self.columns, U)), self.like.dtype)
+        self.e = torch.where(is_new, e, 0.0)
+        self.U = torch.where(is_new.unsqueeze(1), row_major(U, self.like.dtype), self._first)
         self.cU = self.U * (self.e / (self.e + self.rho * _unit(self.square))).unsqueeze(1).to(self.U.dtype)
 
 
