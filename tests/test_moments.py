@@ -178,7 +178,7 @@ def test_eigenvectors_stay_orthonormal(dtype: torch.dtype, rank: int | None) -> 
         U = part.U.double()[carries]
         eye = torch.eye(len(U), dtype=F64)
         torch.testing.assert_close(U @ U.T, eye, rtol=0, atol=1e-5 if dtype == torch.float32 else 1e-7)
-        assert float(torch.linalg.matrix_norm(part.cU.double(), 2)) < 1 + 1e-5
+        assert float(torch.linalg.matrix_norm(part.U.double(), 2)) < 1 + 1e-5
 
 
 def test_what_few_rows_leave_open_does_not_depend_on_rounding() -> None:

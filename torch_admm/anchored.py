@@ -172,8 +172,8 @@ class AnchoredADMM(AbstractMethod):
         look = self.looks()
         self._looked, self._over = [], over
         self.walk.factor(self.W, self.steps, look)
-        by_itself = self.comm.size == 1 and torch.get_num_threads() > 1  # nobody waits for what is laid out otherwise
-        if kept is None and not look and over is None and not by_itself:
+        copies = self.comm.size == 1 and torch.get_num_threads() > 1  # would be all that places give, see there
+        if kept is None and not look and over is None and not copies:
             R = self._standing_total(pieces, rows, meanwhile)
         else:
             parts = (self._sums(chunks, rows, kept, look) for chunks in pieces)

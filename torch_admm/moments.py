@@ -169,7 +169,8 @@ class LeadingMoment(AbstractMoment):
 
     def __init__(self, columns: int, rho: float, like: Tensor) -> None:
         super().__init__(columns, rho, like)
-        self.U = self._first = _waves(columns, like)
+        self.U = _waves(columns, like)
+        self._first = self.U.double()  # in place of directions that the rows leave open
         self.e = torch.zeros(LEADING, dtype=torch.float64, device=like.device)
         self.cU = torch.zeros_like(self.U)  # diag(e / (e + rho s)) U
         self.square = torch.zeros((), dtype=torch.float64, device=like.device)  # s
@@ -204,7 +205,9 @@ class LeadingMoment(AbstractMoment):
             H.addcmul_(self.U, self.e.unsqueeze(1), value=1 - weight)
         U, e, is_new = _orthonormal(H)
         self.e = torch.where(is_new, e, 0.0)
-        self.U = torch.where(is_new.unsqueeze(1), row_major(U, self.like.dtype), self._first)
+        found = torch.where(is_new.unsqueeze(1), U, 0.0)
+        given = self._first - (self._first @ found.T) @ found  # what is left of them beside those that were found
+        self.U = row_major(torch.where(is_new.unsqueeze(1), U, given), self.like.dtype)
         self.cU = self.U * (self.e / (self.e + self.rho * _unit(self.square))).unsqueeze(1).to(self.U.dtype)
 
 
