@@ -68,12 +68,13 @@ class AbstractGradientMethod(AbstractMethod):
             yield from ([pair] for pair in self.rows.batches(*order))
             return
         for (x, y), counts in zip(self.rows.batches(*order), self.rows.batch_counts(*order), strict=True):
-            yield list(zip(x.split(counts), y.split(counts), strict=True))
+            mine = [counts[i] for i in self.rows.split.here]
+            yield list(zip(x.split(mine), y.split(mine), strict=True))
 
     def mean_gradient(self, pieces: Sequence[Iterable[Pair]], dtype: torch.dtype) -> float:
         """The mean loss over the rows of all ranks, its gradient left in the parameters. It crosses as `dtype`."""
-        over = self.rows if self.comm.deterministic else None  # else in whatever order is fastest
-        *gradients, numbers = self.comm.totals_later(map(self._sums, pieces), dtype, over).wait()
+        order = self.comm.order(self.rows) if self.comm.deterministic else self.comm.open_order()
+        *gradients, numbers = self.comm.totals_later(map(self._sums, pieces), dtype, order).wait()
         loss, count = numbers.tolist()
         torch._foreach_div_(gradients, count)
         for p, gradient in zip(self.model.parameters(), gradients, strict=True):

@@ -38,11 +38,11 @@ class InParts(AbstractMethod):
 
     def init(self, problem: Problem, rows: Any, *, batch_size: int | None, seed: int) -> None:
         self.slice: AbstractSlice = SliceOfTime() if self.comm.size == 1 else SliceTogether(self.comm)
-        mine = self.all_rows.part(self.comm.rank, self.comm.size)
+        self.method.comm = self.comm
+        mine = self.method.part(problem, self.all_rows, batch_size)
         problem, mine = suited(problem, mine, self.method.is_little(problem, mine, batch_size))  # as `fit` does
         self.rows = _RowsInParts(mine, self.slice)
         in_parts: Any = self.rows
-        self.method.comm = self.comm
         self.method.init(problem, in_parts, batch_size=batch_size, seed=seed)
 
     def step(self) -> None:

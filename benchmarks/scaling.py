@@ -100,7 +100,7 @@ def sweeps(net: str, case: str, ranks: AbstractComm) -> Times:
     method = METHODS[case]()
     problem = from_module(model, method.loss)
     method.comm, times = ranks, Times([], [])
-    method.init(problem, rows_of((x, y), problem).part(ranks.rank, ranks.size), batch_size=None, seed=0)
+    method.init(problem, method.part(problem, rows_of((x, y), problem), None), batch_size=None, seed=0)
     method.step()
     for _ in range(1, MORE_SWEEPS.get(case, SWEEPS)):
         looks = isinstance(method, AnchoredADMM) and method.size == len(x) and method.looks()

@@ -89,7 +89,7 @@ def test_one_process_is_the_trivial_case() -> None:
     alone = Solo()
     values = torch.arange(3.0)
     assert alone.sum_(values) is values
-    assert alone.total([values], None) is values
+    assert alone.total([values], alone.open_order()) is values
     assert alone.largest(3, -1) == [3, -1]
     assert alone.texts("só") == ["só"]
     assert alone.all_true(True)
@@ -145,7 +145,11 @@ def _tree(ranks: AbstractComm) -> tuple[bytes, bytes, int]:
     rows = Rows(torch.zeros(100, 1), torch.zeros(100), split=Shards(100, 25, range(25))).part(ranks.rank, ranks.size)
     leaves = [torch.randn(50, generator=rng(i)) for i in rows.split.here]
     collected = torch.stack(ranks.collect(leaves, rows))
-    return ranks.total(leaves, rows).numpy().tobytes(), collected.numpy().tobytes(), torch.get_num_threads()
+    return (
+        ranks.total(leaves, ranks.order(rows)).numpy().tobytes(),
+        collected.numpy().tobytes(),
+        torch.get_num_threads(),
+    )
 
 
 def _all(ranks: AbstractComm) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 import torch_admm
 from tests.helpers import CountSyncs, blobs, net, started
 from torch_admm.data import Rows
+from torch_admm.spans import Looked, Spans
 
 ACTIVATIONS: list[type[nn.Module]] = [nn.ReLU, nn.Hardsigmoid, nn.LeakyReLU, nn.Sigmoid, nn.GELU]
 LOSSES = ["hinge", "one_vs_rest_hinge", "squared", "l1", "huber", "logistic", "cross_entropy"]
@@ -120,11 +121,13 @@ def test_anchored_on_fake_cuda(loss: str, hidden: int, standardise: bool, monkey
     y = torch.zeros(40, dtype=torch.int64, device="cuda") if k > 1 else torch.zeros(40, 1, device="cuda")
     method = torch_admm.AnchoredADMM(loss, standardise=standardise)
     method.init(torch_admm.from_module(model, loss), Rows(x, y), seed=0)
-    chunks = [(c.x, c.y, counts) for c, counts in zip(method.rows.chunks(30), (None, [4, 6]), strict=True)]
+    chunks = [(c.x, c.y, Looked(None, Spans([len(c.x)]))) for c in method.rows.chunks(30)]
     for step, looks in ((0, True), (2, False)):
         method.steps = step
         assert method.looks() is looks
-        method.sweep([chunks], 40)
+        method.sweep([chunks], 40, method.comm.open_order())
+        method.steps = step
+        method.sweep_batch(x, y, [1] * 16 + [3] * 8, 40)
     assert {t.device.type for t in tensors_of(method.state_dict())} == {"cuda"}
     assert {t.device.type for t in method.weights().values()} == {"cuda"}
 
@@ -146,7 +149,7 @@ def test_anchored_on_fake_cuda_notices_a_stray_cpu_tensor(monkeypatch: pytest.Mo
     rows = Rows(torch.empty(40, 5, device="cuda"), torch.zeros(40, 1))
     method.init(torch_admm.from_module(model, "squared"), rows, seed=0)
     with pytest.raises(RuntimeError, match=r"found two different devices|at least two devices|Unhandled FakeTensor"):
-        method.sweep([[(rows.x, rows.y, None)]], 40)
+        method.sweep_batch(rows.x, rows.y, [1] * 16 + [3] * 8, 40)
 
 
 @pytest.mark.parametrize("act", [nn.ReLU, nn.LeakyReLU, nn.GELU])
@@ -157,11 +160,11 @@ def test_no_host_sync_in_an_anchored_step(act: type[nn.Module], loss: str) -> No
     method = torch_admm.AnchoredADMM(loss, standardise=True, weight_decay=0.1)
     x, y = blobs(60, 4, max(2, k))
     _, rows = started(method, net(4, 20, 18, k, act=act), (x, y if loss not in ("squared", "l1", "huber") else x[:, 0]))
-    batch = [[(rows.x, rows.y, None)]]
+    batch = rows.x, rows.y, [2] * 12 + [3] * 12, 60
     while method.steps == 0 or method.looks():  # smooth activations build their tables the first time
-        method.sweep(batch, 60)
+        method.sweep_batch(*batch)
     with CountSyncs() as count:
-        method.sweep(batch, 60)
+        method.sweep_batch(*batch)
     assert count.seen == []
     assert count.total > 50
 

@@ -95,17 +95,33 @@ def test_any_number_of_ranks_gives_the_same_bits(size: int, alone: dict[str, Any
 R = 9 * 5 + 5 * 10 + 1 * 6
 BREGMAN = 8 * (sum(n * (n + 1) // 2 + n for n in (9, 5)) + R)  # of W_1, G belongs to the data, which never change
 HEARD = 1 + 14 + 1  # rows, losses, an output
-LOOK = 8 * (R + HEARD + sum(n * n for n in (5, 10, 6, 9, 5)))  # one column has no moment
+SEEN = HEARD + sum(n * n for n in (5, 10, 6, 9, 5))  # one column has no moment
 
 
 def _bytes(ranks: Any) -> Any:
     """What was sent in three sweeps, and by the formula."""
-    found = [(_sent(BregmanADMM("hinge")), 3 * BREGMAN)]
-    for size, number in ((100, 8), (ROWS - 1, 4)):  # a little step is one in double precision
-        steps = 3 * -(-ROWS // size)
-        times = sum(step < steps for step in (0, 1, 12))
-        sent = _sent(AnchoredADMM("hinge", batch_size=size, refresh=1000))
-        found.append((sent, LOOK * times + number * R * (steps - times)))
+    return [(_sent(BregmanADMM("hinge")), 3 * BREGMAN)]
+
+
+def _bytes_of_batches(ranks: Any) -> Any:
+    """One leaf, two, and eight, of which a rank of three has two branches of their tree.
+
+    A loss that is higher than all before is compared with that of the first weights on the same rows: one more number.
+    """
+    found, compared, losses = [], list[int](), AnchoredADMM._first_losses
+
+    def counted(*arguments: Any) -> Any:
+        compared.append(1)
+        return losses(*arguments)
+
+    AnchoredADMM._first_losses = counted  # type: ignore[method-assign]
+    for dtype, number in ((torch.float32, 4), (torch.float64, 8)):
+        for rows, size, most in ((ROWS, 40, 1), (ROWS, 100, 1), (ROWS, ROWS - 1, 1), (1100, 1024, 1 + ranks.size % 2)):
+            steps = 3 * -(-rows // size)
+            looks = sum(step < steps for step in (0, 1, 12))
+            compared.clear()
+            sent = _sent(AnchoredADMM("hinge", batch_size=size, refresh=1000), dtype, rows)
+            found.append((sent, most * (number * R * steps + 8 * (SEEN * looks + len(compared)))))
     return found
 
 
@@ -115,17 +131,20 @@ def _bytes_by_shards(ranks: Any) -> Any:
     found = [(_sent(BregmanADMM("hinge"), dtype=torch.float64), branches * 3 * BREGMAN)]
     for more in ({"dtype": torch.float64}, {"deterministic": True}):
         sent = _sent(AnchoredADMM("hinge", batch_size="full", refresh=1000), **more)
-        found.append((sent, branches * (2 * LOOK + 8 * R)))
+        found.append((sent, branches * 8 * (3 * R + 2 * SEEN)))
     return found
 
 
-def _sent(method: AbstractMethod, dtype: torch.dtype = torch.float32, **more: Any) -> float:
-    data = blobs(ROWS, 4, dtype=dtype)
+def _sent(method: AbstractMethod, dtype: torch.dtype = torch.float32, rows: int = ROWS, **more: Any) -> float:
+    data = blobs(rows, 4, dtype=dtype)
     history = fit(net(4, 9, 5, 1, dtype=dtype), data, method, max_sweeps=3, sinks=(), **more).history
     return history[-1]["bytes_sent"] - history[0]["bytes_sent"]
 
 
-@pytest.mark.parametrize(("size", "task"), [(2, _bytes), *((size, _bytes_by_shards) for size in (2, 3, 4))])
+@pytest.mark.parametrize(
+    ("size", "task"),
+    [(2, _bytes), *((size, task) for size in (2, 3, 4) for task in (_bytes_by_shards, _bytes_of_batches))],
+)
 def test_bytes_sent_are_those_of_the_formula(size: int, task: Any) -> None:
     for found in on_ranks(size, in_group, task):
         assert [sent for sent, _ in found] == [formula for _, formula in found], found

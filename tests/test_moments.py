@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from tests.helpers import rng
-from torch_admm.moments import FULL, LEADING, SLOWEST, AbstractMoment, FullMoment, LeadingMoment, looked_at, moment
+from torch_admm.moments import FULL, LEADING, SLOWEST, AbstractMoment, FullMoment, LeadingMoment, moment
+from torch_admm.spans import Spans
 
 F64 = torch.float64
 RHO = 0.7
@@ -29,10 +30,15 @@ def damp(G: Tensor) -> Tensor:
     return P
 
 
+def taken(part: AbstractMoment) -> list[Tensor]:
+    """The sums of the one leaf there is."""
+    return [t.squeeze(0) for t in part.take()]
+
+
 def refreshed(part: AbstractMoment, *batches: Tensor) -> AbstractMoment:
     for v in batches:
-        part.look(v)
-        part.refresh(part.take(), len(v))
+        part.look(v, Spans([len(v)]))
+        part.refresh(taken(part), len(v))
     return part
 
 
@@ -86,7 +92,7 @@ def test_one_column_has_no_direction() -> None:
 def test_what_is_taken(columns: int) -> None:
     """As many sums as the moment says, once, in float64; without rows, zeros of the same shapes."""
     part = moment(columns, RHO, torch.zeros(0))
-    part.look(rows(9, columns, 0).float())
+    part.look(rows(9, columns, 0).float(), Spans([9]))
     seen, nothing = part.take(), part.take()
     assert len(seen) == len(nothing) == part.sums
     for some, none in zip(seen, nothing, strict=True):
@@ -102,8 +108,8 @@ def test_several_looks_are_one(kind: type[AbstractMoment]) -> None:
     once = refreshed(kind(200, RHO, v), v)
     often = kind(200, RHO, v)
     for part in v.split(17):
-        often.look(part)
-    often.refresh(often.take(), len(v))
+        often.look(part, Spans([len(part)]))
+    often.refresh(taken(often), len(v))
     D = rows(3, 200, 2)
     torch.testing.assert_close(once.right(D.clone()), often.right(D.clone()), rtol=0, atol=1e-10)
 
@@ -251,23 +257,3 @@ def test_a_state_is_copied(columns: int) -> None:
     D = rows(4, columns, 9)
     again = refreshed(moment(columns, RHO, v), v)
     assert torch.equal(second.right(D.clone()), again.right(D.clone()))
-
-
-@pytest.mark.parametrize(
-    ("counts", "rows", "expected"),
-    [
-        ([100], 100, [*range(100)]),  # few rows: all of them
-        ([512], 512, [*range(128)]),
-        ([2048], 2048, [*range(512)]),  # many: a quarter
-        ([12, 8], 1024, [0, 1, 2, 12, 13]),  # the same share of each shard
-        ([1, 0, 2], 4096, [0, 1]),  # but at least one row
-    ],
-)
-def test_which_rows_of_a_batch_are_looked_at(counts: list[int], rows: int, expected: list[int]) -> None:
-    index = looked_at(counts, rows, torch.device("cpu"))
-    assert index is not None
-    assert index.tolist() == expected
-
-
-def test_rows_without_counts_are_all_looked_at() -> None:
-    assert looked_at(None, 512, torch.device("cpu")) is None

@@ -102,9 +102,10 @@ def test_several_tensors_cross_at_once(size: int, rows: int) -> None:
 def _standing(ranks: AbstractComm, rows: int) -> list[list[Any]]:
     """Sums of what was written where it crosses from, with others between them."""
     parts = _parts(ranks.rank, rows)
-    standing, found, before = ranks.standing(parts, torch.float64), [], ranks.bytes_sent
+    standing = ranks.standing(parts, torch.float64, ranks.open_order())
+    found, before = [], ranks.bytes_sent
     for i in range(2 * near.RING):
-        for place, part in zip(standing.places(), parts, strict=True):
+        for place, part in zip(standing.places()[0], parts, strict=True):
             place.copy_(part).add_(i)  # as float64, whatever came
         standing.start()
         if i % 2:
@@ -216,9 +217,9 @@ def test_sizes_that_differ_are_an_error_on_all_ranks() -> None:
 
 def _die_standing(ranks: AbstractComm) -> str:
     """Between writing and telling."""
-    standing = ranks.standing([torch.ones(3)], torch.float32)
+    standing = ranks.standing([torch.ones(3)], torch.float32, ranks.open_order())
     for i in range(4):
-        standing.places()[0].fill_(i)
+        standing.places()[0][0].fill_(i)
         if ranks.rank == 1 and i == 3:
             os.kill(os.getpid(), signal.SIGKILL)
         standing.start()

@@ -138,11 +138,29 @@ def test_counts_tell_the_shards_of_each_batch_apart(rows_like: Callable[[int], A
             part = rows_like(997).part(rank, ranks)
             borders = [share(997, i, part.split.number) for i in part.split.here]
             batches, counts = epoch_of(part, 100, 1, 4), list(part.batch_counts(100, 1, 4))
+            assert [sum(count) for count in counts] == [*[100] * 9, 97]
             for batch, count in zip(batches, counts, strict=True):
                 own = [sum(rows.start <= i < rows.stop for i in batch) for rows in borders]
-                assert own == count
+                assert own == [count[i] for i in part.split.here]
                 order = [next(k for k, rows in enumerate(borders) if rows.start <= i < rows.stop) for i in batch]
                 assert order == sorted(order)
+
+
+@pytest.mark.parametrize("size", [24, 36, 100, 256, 512, 1000, 2048])
+def test_shards_and_their_neighbours_have_as_many_rows_of_a_batch(size: int) -> None:
+    """But for the last few batches: halves of the shards, quarters and so on differ by one row at most."""
+    for counts in list(Shards(20 * size).counts(size, 0, 0))[:-SHARDS]:
+        for together in (1, 3, 6, 12):
+            rows = {sum(counts[i : i + together]) for i in range(0, SHARDS, together)}
+            assert max(rows) - min(rows) <= 1
+
+
+def test_shards_that_go_together_are_on_one_rank() -> None:
+    parts = [Shards(997).part(rank, 3, together=6).here for rank in range(3)]
+    assert parts == [range(6), range(6, 12), range(12, 24)]
+    assert [Shards(997).part(rank, 3, together=12).here for rank in range(3)] == [range(0), range(12), range(12, 24)]
+    with pytest.raises(AssertionError, match="groups of one size"):
+        Shards(997).part(0, 3, together=5)
 
 
 # --- parts and shards

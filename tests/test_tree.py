@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from itertools import combinations, pairwise
 from typing import final
 
@@ -9,7 +10,7 @@ import pytest
 import torch
 
 from torch_admm import comm
-from torch_admm.comm import AbstractComm, Solo, base
+from torch_admm.comm import AbstractComm, Order, Solo
 from torch_admm.comm.tree import Branch, Growing, branches, tree_sum
 from torch_admm.data import Rows
 
@@ -18,35 +19,35 @@ from .helpers import rng
 
 def test_the_tree_does_not_depend_on_who_holds_the_leaves() -> None:
     leaves = [torch.randn(50, generator=rng(i)) for i in range(24)]
-    tree = (0, 24)
-    whole = tree_sum(tree, {(i, i + 1): leaf for i, leaf in enumerate(leaves)})
+    whole_tree = (0, 24)
+    whole = tree_sum(whole_tree, {(i, i + 1): leaf for i, leaf in enumerate(leaves)})
     for cuts in ([24], [12, 24], [8, 16, 24], [6, 12, 18, 24], range(3, 25, 3), range(1, 25), [5, 5, 24], [0, 7, 24]):
         known: dict[tuple[int, int], torch.Tensor] = {}
         for stretch in pairwise([0, *cuts]):
             mine = {(i, i + 1): leaves[i] for i in range(*stretch)}
-            known |= {branch: tree_sum(branch, mine) for branch in branches(tree, stretch)}
-        assert torch.equal(tree_sum(tree, known), whole), cuts
+            known |= {branch: tree_sum(branch, mine) for branch in branches(whole_tree, stretch)}
+        assert torch.equal(tree_sum(whole_tree, known), whole), cuts
     assert not torch.equal(torch.stack(leaves).sum(0), whole)  # so the order does matter
 
 
 @pytest.mark.parametrize("number", [1, 2, 24, 25])
 def test_leaves_that_come_one_by_one_make_the_same_sums(number: int) -> None:
     """Of every stretch, with few of them there at a time, whatever is added as float64."""
-    tree = (0, number)
+    whole = (0, number)
     leaves = [[torch.randn(7, generator=rng(i)), torch.randn(2, 3, generator=rng(-i - 1)).T] for i in range(number)]
     for begin, end in combinations(range(number + 1), 2):
-        growing = Growing(tree, (begin, end), torch.float64)
+        growing = Growing(Order(whole, [(begin, end)]), 0, torch.float64)
         for leaf in leaves[begin:end]:
             growing.add(leaf)
             assert len(growing.sums) <= 2 * number.bit_length() - 1
-        wanted = branches(tree, (begin, end))
+        wanted = branches(whole, (begin, end))
         assert len(growing.sums) == len(wanted)
         for branch, found in zip(wanted, growing.sums, strict=True):
             for i, total in enumerate(found):
                 known = {(j, j + 1): leaves[j][i].double() for j in range(*branch)}
                 assert torch.equal(total, tree_sum(branch, known)), (begin, end, branch)
         if begin == 0:
-            assert len(branches(tree, (0, end))) <= number.bit_length()
+            assert len(branches(whole, (0, end))) <= number.bit_length()
     assert growing.came == [torch.float32, torch.float32]
     assert all(total.is_contiguous() for total in growing.total())
 
@@ -93,9 +94,9 @@ def test_branches_are_gathered_where_the_order_matters(size: int, count: int, de
     rows = Rows(torch.zeros(count, 1), torch.zeros(count)).part(0, size)
     parts = [torch.full((2,), 1.0 + i) for i in range(len(ranks.pieces(rows)))]
     expected = sum(range(1, len(parts) + 1))
-    assert ranks.total(parts, rows).tolist() == [expected] * 2
+    assert ranks.total(parts, ranks.order(rows)).tolist() == [expected] * 2
     assert ranks.asked == [way]
-    assert ranks.total([torch.ones(2)], None).tolist() == [1, 1]
+    assert ranks.total([torch.ones(2)], ranks.open_order()).tolist() == [1, 1]
     assert ranks.asked == [way, "sum"]
 
 
@@ -104,20 +105,22 @@ def test_a_sum_does_not_go_through_thousands_of_ranks(monkeypatch: pytest.Monkey
     """Who has which branch is found out once, if at all: it would take longer than a sweep over a rank's rows."""
     asked = []
 
-    def counted(tree: Branch, held: Branch) -> tuple[Branch, ...]:
-        asked.append(held)
-        return branches(tree, held)
+    def counted(order: Order) -> list[tuple[Branch, ...]]:
+        asked.append(order)
+        return [branches(order.tree, held) for held in order.held]
 
-    monkeypatch.setattr(base, "branches", counted)
+    owned = cached_property(counted)
+    owned.__set_name__(Order, "owned")
+    monkeypatch.setattr(Order, "owned", owned)
     ranks, count = Counting(5000, deterministic), 5000
     rows = Rows(torch.zeros(count, 1), torch.zeros(count)).part(0, ranks.size)
     rows.cut = True
     for _ in range(3):
-        assert ranks.total([torch.ones(2)], rows).tolist() == [1, 1]
-    assert len(asked) == (ranks.size if deterministic else 0)
+        assert ranks.total([torch.ones(2)], ranks.order(rows)).tolist() == [1, 1]
+    assert len(asked) == (1 if deterministic else 0)
 
 
 def test_a_piece_that_is_left_out_is_noticed() -> None:
     rows = Rows(torch.zeros(6144, 1), torch.zeros(6144))
     with pytest.raises(AssertionError, match="one part a piece"):
-        Solo().total([torch.zeros(1)] * 23, rows)
+        Solo().total([torch.zeros(1)] * 23, Solo().order(rows))

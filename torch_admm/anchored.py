@@ -12,16 +12,20 @@ from torch import Tensor, nn
 from .activations import GOLDEN
 from .arguments import choice, fraction, non_negative, positive, positive_int
 from .bound import BoundADMM
+from .comm import Order
+from .comm.base import GATHERED
 from .damping import Damping
 from .data import AbstractRows, Ahead
+from .data.shards import Shards
 from .guard import Guard
+from .leaves import Leaves, together
 from .losses import loss_of
 from .method import AbstractMethod
-from .moments import looked_at, some_of
 from .motion import Motion
-from .precision import LITTLE_STEP, LITTLE_SWEEP
+from .precision import LITTLE_SWEEP
 from .problem import Problem, Weights, from_module
 from .scaling import Scaling, looked, measured
+from .spans import Looked, Spans, looked_at
 from .voice import Voice
 from .walk import Walk
 
@@ -33,9 +37,10 @@ EARLY = (1, 12)  # batches at which moments are refreshed too, while they know l
 SMALL_NET = 16_384  # weights up to which mini-batches may be twice as large
 
 COUNTERS = ("steps", "epoch", "shorter", "rollbacks")
-RUN = ("comm", "problem", "rows", "seed", "size")  # what a run is made of, beside its settings and its state
+RUN = ("comm", "problem", "rows", "split", "seed", "size")  # what a run is made of, beside its settings and its state
 
-Batch = tuple[Tensor, Tensor, Sequence[int] | None]  # x, y, and how many of a mini-batch each shard has
+Chunk = tuple[Tensor, Tensor, Looked]  # x, y, and which of them are looked at
+Cross = Callable[[int, Tensor, Tensor], None]  # takes l, r_l and a_{l-1} into the sums R_l
 
 
 @final
@@ -67,8 +72,7 @@ class AnchoredADMM(AbstractMethod):
     mean: Weights
     guard: Guard
     scaling: Scaling | None
-    _over: AbstractRows | None  # whose pieces the last sweep had, see `sweep`
-    _looked: list[list[tuple[Tensor, Tensor, Tensor | None]]]  # piece by piece: x, y, and which rows of a mini-batch
+    split: Shards | None  # of the rows; None if somebody else brings batches
 
     def __init__(
         self,
@@ -111,7 +115,7 @@ class AnchoredADMM(AbstractMethod):
     def bind(self, model: nn.Module) -> BoundADMM:
         """Train `model` from a loop of your own: `for x, y in loader: bound.step(x, y)`."""
         with torch.inference_mode(False), torch.no_grad():
-            problem = from_module(model, self.loss)
+            problem, self.split = from_module(model, self.loss), None
             self._start(problem)
         return BoundADMM(self, problem)
 
@@ -130,14 +134,21 @@ class AnchoredADMM(AbstractMethod):
     @torch.no_grad()
     def init(self, problem: Problem, rows: AbstractRows, *, batch_size: int | None = None, seed: int = 0) -> None:
         """Start from the model's own weights."""
-        self.rows, self.seed, self.size = rows, seed, self._step_rows(problem, rows, batch_size)
+        self.rows, self.split, self.seed = rows, rows.split, seed
+        self.size = self._step_rows(problem, rows, batch_size)
         self._start(problem)
         self.scale(rows)
 
     def is_little(self, problem: Problem, rows: AbstractRows, batch_size: int | None) -> bool:
         """See `precision`."""
         size = self._step_rows(problem, rows, batch_size)
-        return size * problem.size <= (LITTLE_SWEEP if size >= rows.total else LITTLE_STEP)
+        return rows.total <= size <= LITTLE_SWEEP // problem.size
+
+    def part(self, problem: Problem, rows: AbstractRows, batch_size: int | None) -> AbstractRows:
+        """Leaves of mini-batches are not torn apart, unless `deterministic` asks for shards, or ranks are too many."""
+        size, comm = self._step_rows(problem, rows, batch_size), self.comm
+        whole = size >= rows.total or comm.deterministic or comm.size > GATHERED
+        return rows.part(comm.rank, comm.size, 1 if whole else together(size))
 
     def _step_rows(self, problem: Problem, rows: AbstractRows, batch_size: int | None) -> int:
         size = rows.batch_size if batch_size is None else batch_size
@@ -146,40 +157,88 @@ class AnchoredADMM(AbstractMethod):
     @torch.no_grad()
     def step(self) -> None:
         """One epoch of mini-batches, or one sweep over all rows."""
-        if self.size >= self.rows.total:
-            pieces = [self._chunks(piece) for piece in self.comm.pieces(self.rows)]
-            self.sweep(pieces, self.rows.total, torch.float64, over=self.rows)
+        comm, rows = self.comm, self.rows
+        if self.size >= rows.total:
+            pieces = (self._chunks(piece) for piece in comm.pieces(rows))
+            self.sweep(pieces, rows.total, comm.order(rows), torch.float64)
+        elif comm.deterministic:
+            for batch in self._batches():
+                self.sweep(self._shards(*batch), self.size, comm.order(rows))
         else:
-            batches, over = Ahead(self._batches()), self.rows if self.comm.deterministic else None
+            batches = Ahead(self._batches())
             for batch in batches:
-                self.sweep(batch, self.size, meanwhile=batches.fetch, over=over)
+                self.sweep_batch(*batch, self.size, batches.fetch)
         self.epoch += 1
         self._guard()
 
     def sweep(
-        self,
-        pieces: Sequence[Iterable[Batch]],
-        rows: int,
-        kept: torch.dtype | None = None,
-        meanwhile: Callable[[], None] = lambda: None,
-        over: AbstractRows | None = None,
+        self, pieces: Iterable[Iterable[Chunk]], rows: int, order: Order, kept: torch.dtype | None = None
     ) -> None:
-        """One step of all weights, from the sums over the batches of all ranks; `rows` is their usual number.
+        """One step of all weights, from the sums over pieces of all ranks in this order; `rows` is their usual number.
 
-        What is here comes as `comm.pieces` has the rows `over` which it is; without them, as one piece. Sums are kept
-        as `kept`. While they cross, something else can be done `meanwhile`. The caller has turned gradients off.
+        Sums are kept as `kept`. The caller has turned gradients off.
         """
-        look = self.looks()
-        self._looked, self._over = [], over
-        self.walk.factor(self.W, self.steps, look)
-        copies = self.comm.size == 1 and torch.get_num_threads() > 1  # would be all that places give, see there
-        if kept is None and not look and over is None and not copies:
-            R = self._standing_total(pieces, rows, meanwhile)
+        look, looked = self._begin(), list[list[Chunk]]()
+        parts = (self._sums(chunks, kept, looked if look else None) for chunks in pieces)
+        total = self.comm.totals_later(parts, torch.float64 if look else kept or self.dtype, order).wait()
+        R = {l: R_l if R_l.dtype == self.dtype else R_l.to(self.dtype) for l, R_l in zip(self.W, total, strict=False)}
+
+        def of_first() -> Tensor:
+            return self.comm.total([self._first_losses(chunks)[0] for chunks in looked], order)
+
+        if not look or self._refresh(R, total[len(R) :], of_first, of_all=kept is not None):
+            self._move(R, rows)
+
+    def sweep_batch(
+        self, x: Tensor, y: Tensor, counts: Sequence[int], rows: int, meanwhile: Callable[[], None] = lambda: None
+    ) -> None:
+        """The same from what is here of a mini-batch, of which `counts` has how many rows it has of each shard.
+
+        While sums cross, something else can be done `meanwhile`.
+        """
+        look, leaves = self._begin(), self.leaves
+        x, y = leaves.begin(x, y, counts)
+        some = leaves.looked_at(counts, rows, x.device) if look else None
+        if len(x):
+            self._walk(x, y, rows, some, leaves.cross)
         else:
-            parts = (self._sums(chunks, rows, kept, look) for chunks in pieces)
-            R, seen = self._total(parts, torch.float64 if look else kept or self.dtype, meanwhile)
-            if look and not self._refresh(R, seen, of_all=kept is not None):
-                return
+            leaves.nothing()
+        leaves.start()
+        if self.comm.size > 1:
+            meanwhile()
+        R = dict(zip(self.W, leaves.wait(), strict=True))
+
+        def of_first() -> Tensor:
+            chunks = [(x, y, some)] if some is not None and len(x) else []
+            return leaves.totals([self._first_losses(chunks, len(leaves.spans.counts))])[0]
+
+        if some is None or self._refresh(R, leaves.totals(self._seen(len(leaves.spans.counts))), of_first):
+            self._move(R, rows)
+
+    def _begin(self) -> bool:
+        """Is this a step that looks at moments?"""
+        look = self.looks()
+        self.walk.factor(self.W, self.steps, look)
+        return look
+
+    def _walk(self, x: Tensor, y: Tensor, rows: int, some: Looked | None, cross: Cross) -> None:
+        """Forward and back over some of so many rows."""
+        # forward: a_l = h_l(m_l), m_l = W_l a_{l-1} + b_l
+        a, m = self.walk.forward(self.W, self._input(x), rows)
+        # output: r_L = argmin_z { loss(z, y) + beta ||z - m_L||^2 } - m_L
+        m_L = m[self.problem.L]
+        r = self.prox(m_L, y).sub_(m_L)
+        if some is not None:
+            self.voice.hear(some.of(m_L), some.of(y), self.steps, some.spans)
+        # back: r_{l-1} from r_l, by the target of a_{l-1}
+        for l, r_l in self.walk.back(self.W, m, r):
+            # sums of the weight step: R_l = sum r_l' [a_{l-1}, 1]
+            cross(l, r_l, a[l - 1])
+            if some is not None:
+                self.damping.look(l, some.of(a[l - 1]), some.of(r_l), some.spans)
+
+    def _move(self, R: Weights, rows: int) -> None:
+        """The weight step, from sums over so many rows, which are used up."""
         # D_l = (C_l + rho' s' I)^-1 R_l (G_l + rho s I)^-1, up to scale
         D = self.damping(R)
         # V_l = mu_k V_l + D_l;  W_l += eta_k max(||W_l||, ||W_l at the start||) V_l / ||V_l||
@@ -189,85 +248,49 @@ class AnchoredADMM(AbstractMethod):
         if self.average:
             self.motion.average(1 - min(0.99, (k + 2) / (k + 11)))
 
-    def _standing_total(self, pieces: Sequence[Iterable[Batch]], rows: int, meanwhile: Callable[[], None]) -> Weights:
-        """As `_total` for steps that look at nothing: R_l is made where it crosses from, and what that takes once.
-
-        Products by several threads are laid out otherwise, so that copies of them are faster. All ranks come this way
-        even so: they need not have as many threads, and what crosses must be laid out alike.
-        """
-        (chunks,), standing = pieces, self.standing
-        places = dict(zip(self.W, standing.places(), strict=True))
-        sums = self._sums(chunks, rows, places=places if torch.get_num_threads() == 1 else None)
-        for place, R_l in zip(places.values(), sums, strict=True):
-            if R_l is not place:
-                place.copy_(R_l)
-        standing.start()
-        if self.comm.size > 1:
-            meanwhile()
-        return dict(zip(self.W, standing.wait(), strict=True))
-
     def _sums(
-        self,
-        chunks: Iterable[Batch],
-        rows: int,
-        kept: torch.dtype | None = None,
-        look: bool = False,
-        places: Weights | None = None,
+        self, chunks: Iterable[Chunk], kept: torch.dtype | None, looked: list[list[Chunk]] | None
     ) -> list[Tensor]:
-        """The walk forward and back: R_l of all layers, then, if it is time to look, what was seen on the way.
+        """R_l of all layers over one piece, then, if it is time to look, what was seen on the way.
 
-        R_l is made in `places`, if there are any.
+        What was looked at is noted in `looked`, but for chunks of which others follow: they may not stay in memory.
         """
-        L, W, layers, walk = self.problem.L, self.W, self.problem.layers, self.walk
         R: Weights = {}
-        self._looked.append([])
-        for x, y, counts in chunks:
-            # forward: a_l = h_l(m_l), m_l = W_l a_{l-1} + b_l
-            a, m = walk.forward(W, self._input(x))
-            # output: r_L = argmin_z { loss(z, y) + beta ||z - m_L||^2 } - m_L
-            r = self.prox(m[L], y).sub_(m[L])
-            some = looked_at(counts, rows, x.device) if look else None
-            if look:
-                self.voice.hear(some_of(m[L], some), some_of(y, some), self.steps)
-                self._looked[-1] += [(x, y, some)] if kept is None else []
-            # back: r_{l-1} from r_l, by the target of a_{l-1}
-            for l, r_l in walk.back(W, m, r):
-                # sums of the weight step: R_l = sum r_l' [a_{l-1}, 1]
-                if places is not None and l not in R:
-                    R[l] = layers[l].map.cross_into(r_l, a[l - 1], places[l])
-                else:
-                    R_l = layers[l].map.cross(r_l, a[l - 1])
-                    R_l = R_l if kept is None else R_l.to(kept)
-                    R[l] = R[l].add_(R_l) if l in R else R_l
-                if look:
-                    self.damping.look(l, some_of(a[l - 1], some), some_of(r_l, some))
-        sums = [R[l] if l in R else torch.zeros_like(W[l], dtype=kept) for l in W]
-        return [*sums, self.voice.take(), *self.damping.take()] if look else sums
 
-    def _total(
-        self, parts: Iterable[list[Tensor]], dtype: torch.dtype, meanwhile: Callable[[], None]
-    ) -> tuple[Weights, list[Tensor]]:
-        """R_l, and what all have seen, over all pieces of all ranks. One buffer crosses."""
-        pending = self.comm.totals_later(parts, dtype, self._over)
-        if self.comm.size > 1:
-            meanwhile()
-        total = pending.wait()
-        R = {l: R_l if R_l.dtype == self.dtype else R_l.to(self.dtype) for l, R_l in zip(self.W, total, strict=False)}
-        return R, total[len(R) :]
+        def add(l: int, r: Tensor, a: Tensor) -> None:
+            R_l = self.problem.layers[l].map.cross(r, a)
+            R_l = R_l if kept is None else R_l.to(kept)
+            R[l] = R[l].add_(R_l) if l in R else R_l
 
-    def _chunks(self, piece: AbstractRows) -> Iterator[Batch]:
+        noted: list[Chunk] = []
+        for x, y, some in chunks:
+            self._walk(x, y, len(x), None if looked is None else some, add)
+            noted += [(x, y, some)] if kept is None else []
+        sums = [R[l] if l in R else torch.zeros_like(W, dtype=kept) for l, W in self.W.items()]
+        if looked is None:
+            return sums
+        looked.append(noted)
+        return [*sums, *(t.squeeze(0) for t in self._seen())]
+
+    def _seen(self, leaves: int = 1) -> list[Tensor]:
+        return [self.voice.take(leaves), *self.damping.take(leaves)]
+
+    def _chunks(self, piece: AbstractRows) -> Iterator[Chunk]:
         parts = max(1, -(-piece.count // self.chunk))  # of equal size: a few rows left over cost as much as many
         for _, x, y in piece.chunks(max(1, -(-piece.count // parts))):
-            yield self.comm.aligned(x), y, None
+            yield self.comm.aligned(x), y, Looked(None, Spans([len(x)]))
 
-    def _batches(self) -> Iterator[list[list[Batch]]]:
-        """What is here of every mini-batch, and how many rows that is of each shard."""
+    def _batches(self) -> Iterator[tuple[Tensor, Tensor, Sequence[int]]]:
+        """What is here of every mini-batch, and how many rows it has of each shard."""
         order = self.size, self.seed, self.epoch
         for (x, y), counts in zip(self.rows.batches(*order), self.rows.batch_counts(*order), strict=True):
-            if self.comm.deterministic:
-                yield [[(*pair, [len(pair[0])])] for pair in zip(x.split(counts), y.split(counts), strict=True)]
-            else:
-                yield [[(x, y, counts)]]
+            yield x, y, counts
+
+    def _shards(self, x: Tensor, y: Tensor, counts: Sequence[int]) -> Iterator[list[Chunk]]:
+        """What is here of a mini-batch, shard by shard."""
+        mine = [counts[i] for i in self.rows.split.here]
+        for x_i, y_i, count in zip(x.split(mine), y.split(mine), mine, strict=True):
+            yield [(x_i, y_i, looked_at([count], Spans([count]), self.size, x.device))]
 
     def looks(self) -> bool:
         """Is the next step one that refreshes the second moments?"""
@@ -348,7 +371,7 @@ class AnchoredADMM(AbstractMethod):
         self.scaling = None
         self.damping = Damping(self.W, self.rho, self.rho_residual)
         self.walk, self.prox = Walk(problem, self.W, self.beta, self.gamma), self.loss.prepared(self.beta, self.W[1])
-        self.standing = self.comm.standing(list(self.W.values()), self.dtype)
+        self.leaves = Leaves(problem, self.W, self.comm, self.split)
         self.chunk = _chunk_rows(problem)
         self.voice, self.guard = Voice(problem, self.amplify), Guard(self.W, self.mean)
 
@@ -361,11 +384,12 @@ class AnchoredADMM(AbstractMethod):
         scaling = measured(rows, self.W[1].shape[1] > linear.inputs, self.standardise, self.comm)
         if scaling is None:
             return
-        losses = [torch.zeros(2, dtype=torch.float64, device=self.problem.device) for _ in self.comm.starts(rows)]
+        nothing = torch.zeros(2, dtype=torch.float64, device=self.problem.device)
+        losses = [nothing.clone() for _ in self.comm.starts(rows)]
         for part, (_, x, y) in looked(rows, [slice(0, min(self.chunk, rows.total))], self.comm):
             outputs = (self.problem.forward(self.W, u) for u in (x, scaling(x)))
             losses[part] += torch.stack([self.loss(z, y).double().sum() for z in outputs])
-        as_they_are, as_fresh = self.comm.total(losses, rows).tolist()
+        as_they_are, as_fresh = self.comm.total(losses, self.comm.order(rows), nothing).tolist()
         if not as_fresh <= as_they_are:
             self.motion.start(1, scaling.unfold(self.W[1]))
         self.scaling = scaling
@@ -381,29 +405,30 @@ class AnchoredADMM(AbstractMethod):
             self.shorter * eta * (1 / (1 + self.steps / self.half_life) + self.head_start / (1 + self.steps / 10) ** 2)
         )
 
-    def _refresh(self, R: Weights, seen: Sequence[Tensor], of_all: bool) -> bool:
-        """Take what was looked at into the moments, unless the last steps must be taken back."""
+    def _refresh(
+        self, R: Weights, seen: Sequence[Tensor], of_first: Callable[[], Tensor], *, of_all: bool = False
+    ) -> bool:
+        """Take what was looked at into the moments, unless the last steps must be taken back.
+
+        `of_first` gives the loss of the first weights on the same rows.
+        """
         rows, now = seen[0].narrow(0, 0, 2).tolist()
         guard, L = self.guard, self.problem.L
-        if guard.died(R[1], R[L]) or guard.exploded(
-            now / rows, lambda: self._first_loss(now) / rows, self.W, self.mean, of_all=of_all
-        ):
+        before = (lambda: float(of_first()) / rows) if self.steps else (lambda: now / rows)
+        if guard.died(R[1], R[L]) or guard.exploded(now / rows, before, self.W, self.mean, of_all=of_all):
             self._roll_back()
             return False
         self.voice.adjust(seen[0], self.steps, self.W, self.mean, self.V)
         self.damping.refresh(seen[1:], rows)
         return True
 
-    def _first_loss(self, now: float) -> float:
-        """That of the first weights on the rows just looked at, where it is `now` for those of now."""
-        if not self.steps:
-            return now
-        losses = [torch.zeros(1, dtype=torch.float64, device=self.problem.device) for _ in self._looked]
-        for piece, batches in enumerate(self._looked):
-            for x, y, some in batches:
-                z = self.problem.forward(self.guard.first_W, self._input(some_of(x, some)))
-                losses[piece] += self.loss(z, some_of(y, some)).double().sum()
-        return float(self.comm.total(losses, self._over))
+    def _first_losses(self, chunks: Sequence[Chunk], leaves: int = 1) -> Tensor:
+        """Those of the first weights, leaf by leaf."""
+        losses = torch.zeros(leaves, 1, dtype=torch.float64, device=self.problem.device)
+        for x, y, some in chunks:
+            z = self.problem.forward(self.guard.first_W, self._input(some.of(x)))
+            losses += some.spans.sums(self.loss(z, some.of(y)).double().unsqueeze(1))
+        return losses
 
     def _guard(self) -> None:
         """Leave no weight behind that is not finite."""

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from .data import AbstractRows, Rows, rows_of
 from .problem import Problem
+from .spans import Looked, Spans
 
 if TYPE_CHECKING:
     from .anchored import AnchoredADMM
@@ -35,8 +36,11 @@ class BoundADMM:
                 self.method.scale(rows)
             self.usual = max(self.usual, rows.count)
             chunks = list(rows.chunks(max(self.method.chunk, WHOLE_BATCH)))
-            counts = [rows.count] if len(chunks) == 1 else None
-            self.method.sweep([[(c.x, c.y, counts) for c in chunks]], self.usual)
+            if len(chunks) == 1:
+                self.method.sweep_batch(chunks[0].x, chunks[0].y, [rows.count], self.usual)
+            else:
+                whole = [(c.x, c.y, Looked(None, Spans([len(c.x)]))) for c in chunks]
+                self.method.sweep([whole], self.usual, self.method.comm.open_order())
             self.problem.write(self.method.current())
 
     def _rows(self, x: Tensor, y: Tensor) -> AbstractRows:

@@ -166,7 +166,7 @@ class BregmanADMM(AbstractMethod):
         widths = [layer.map.outputs for layer in self.problem.layers.values()]
         entries = sum(widths), max(1, sum(widths[:-1])), widths[-1]
         names = "residual_z", "residual_a", "multiplier"
-        total = self.comm.total(squares, self.rows).tolist()
+        total = self.comm.total(squares, self.comm.order(self.rows)).tolist()
         return {k: (v / (n * self.rows.total)) ** 0.5 for k, v, n in zip(names, total, entries, strict=True)}
 
     def state_dict(self) -> dict[str, Any]:

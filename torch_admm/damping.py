@@ -11,6 +11,7 @@ from torch import Tensor
 from .gram import with_ones
 from .moments import AbstractMoment, moment
 from .problem import Weights
+from .spans import Spans
 
 __all__ = ["Damping"]
 
@@ -39,15 +40,15 @@ class Damping:
         """D, from R, which is used up."""
         return {l: self.residuals[l].left(self.inputs[l].right(R_l)) for l, R_l in R.items()}
 
-    def look(self, l: int, inputs: Tensor, residuals: Tensor) -> None:
+    def look(self, l: int, inputs: Tensor, residuals: Tensor, spans: Spans) -> None:
         """Take rows of a layer's inputs, as they are or with a one at the end, and residuals into the next refresh."""
         whole = inputs.shape[1] == self.W[l].shape[1]
-        self.inputs[l].look(inputs if whole else with_ones(inputs))
-        self.residuals[l].look(residuals)
+        self.inputs[l].look(inputs if whole else with_ones(inputs), spans)
+        self.residuals[l].look(residuals, spans)
 
-    def take(self) -> list[Tensor]:
-        """The sums over all rows looked at since the last time; those of other ranks may be added to them."""
-        return [t for part in self._all() for t in part.take()]
+    def take(self, leaves: int = 1) -> list[Tensor]:
+        """The sums over the rows of each leaf looked at since the last time; those of other ranks may be added."""
+        return [t for part in self._all() for t in part.take(leaves)]
 
     def refresh(self, seen: Sequence[Tensor], rows: float) -> None:
         """Take sums over so many rows, as `take` gives them, into the moments."""

@@ -113,7 +113,8 @@ def fit(
         rows, held = _rows(data, problem, batch_size, validation, seed)
         compared = comm.size > 1 or checkpoint is not None  # with other ranks, or with the run that was saved
         about = identity(problem, method, rows, batch_size, seed) if compared else {}
-        rows = rows.part(comm.rank, comm.size)
+        method.comm = comm
+        mine, rows = method.part(problem, rows, batch_size), rows.part(comm.rank, comm.size)
         judge = Judge(problem, rows, held, evaluate, monitor, comm)
     if comm.size > 1:
         settings: dict[str, Any] = {"max_sweeps": max_sweeps, "evaluate_every": every, "deterministic": deterministic}
@@ -122,10 +123,9 @@ def fit(
         problem.write({l: comm.from_first_(W) for l, W in problem.read().items()})
     checkpoints = None if checkpoint is None else Checkpoints(checkpoint, comm, about, keep)
     clock = Clock()
-    method.comm = comm
     with clock, conditions(problem.device, comm):
         little = not deterministic and method.is_little(problem, rows, batch_size)
-        method.init(*suited(problem, rows, little), batch_size=batch_size, seed=seed)
+        method.init(*suited(problem, mine, little), batch_size=batch_size, seed=seed)
         if state is not None:
             method.load_state_dict(state)
             problem.write(method.weights())

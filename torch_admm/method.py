@@ -34,6 +34,10 @@ class AbstractMethod(abc.ABC):
         """
         return False
 
+    def part(self, problem: Problem, rows: AbstractRows, batch_size: int | None) -> AbstractRows:
+        """The rows of this rank, of those of all."""
+        return rows.part(self.comm.rank, self.comm.size)
+
     @abc.abstractmethod
     def init(self, problem: Problem, rows: AbstractRows, *, batch_size: int | None, seed: int) -> None:
         """Start afresh. Settings that do not fit the problem raise a ValueError here."""

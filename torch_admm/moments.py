@@ -17,22 +17,20 @@ from typing import Any, ClassVar, final
 import torch
 from torch import Tensor
 
+from .spans import Spans
+
 __all__ = [
-    "LOOK_ROWS",
     "AbstractMoment",
     "FullMoment",
     "LeadingMoment",
     "NoMoment",
-    "looked_at",
     "moment",
     "row_major",
-    "some_of",
 ]
 
 FULL = 64  # up to so many columns G itself is kept
 RIDGE_FULL, RIDGE_LEADING = 0.5, 4.0  # rho unless given: where all directions are known, more can be made of them
 LEADING = 16  # of more, so many eigenvectors: with a ridge of rho s the others are hardly damped
-LOOK_ROWS = 128  # of a mini-batch that are looked at for moments and loss, or a quarter of its rows
 SHORT = 1e-3  # of its length, is all that is left of a row that adds no direction
 SLOWEST = 0.1  # weight of the newest rows once the mean over all refreshes has become as slow
 
@@ -40,7 +38,8 @@ SLOWEST = 0.1  # weight of the newest rows once the mean over all refreshes has 
 class AbstractMoment(abc.ABC):
     """`look` at rows, any number of times; `take` the sums over them; `refresh` the mean; `right` and `left` apply it.
 
-    Between `take` and `refresh` the sums may be added to those of other ranks.
+    Between `take` and `refresh` the sums may be added to those of other ranks. They come by leaves (see `Leaves`): one
+    sum for each, with one more dimension in front.
     """
 
     kept: ClassVar[tuple[str, ...]]  # the tensors that make up its state
@@ -52,15 +51,15 @@ class AbstractMoment(abc.ABC):
         self.refreshes = 0
         self._seen: list[Tensor] | None = None
 
-    def look(self, v: Tensor) -> None:
+    def look(self, v: Tensor, spans: Spans) -> None:
         """Take rows v, shape (rows, columns), into the next refresh."""
-        seen = self._sums(v)
+        seen = self._sums(v, spans)
         self._seen = seen if self._seen is None else [a + b for a, b in zip(self._seen, seen, strict=True)]
 
-    def take(self) -> list[Tensor]:
-        """The sums over all rows looked at since the last time, in float64."""
+    def take(self, leaves: int = 1) -> list[Tensor]:
+        """The sums over all rows of each leaf looked at since the last time, in float64."""
         seen, self._seen = self._seen, None
-        return self._nothing() if seen is None else seen
+        return [t.expand(leaves, *t.shape) for t in self._nothing()] if seen is None else seen
 
     def refresh(self, seen: Sequence[Tensor], rows: float) -> None:
         """Take sums over so many rows into the running mean; the first count alike, so none biases what follows."""
@@ -89,11 +88,11 @@ class AbstractMoment(abc.ABC):
         """rho s (G + rho s I)^-1 D, for D of shape (columns, any), which is used up."""
 
     @abc.abstractmethod
-    def _sums(self, v: Tensor) -> list[Tensor]: ...
+    def _sums(self, v: Tensor, spans: Spans) -> list[Tensor]: ...
 
     @abc.abstractmethod
     def _nothing(self) -> list[Tensor]:
-        """The sums over no rows."""
+        """The sums over no rows, of one leaf."""
 
     @abc.abstractmethod
     def _refresh(self, seen: Sequence[Tensor], rows: float, weight: float) -> None: ...
@@ -114,7 +113,7 @@ class NoMoment(AbstractMoment):
     def left(self, D: Tensor) -> Tensor:
         return D
 
-    def _sums(self, v: Tensor) -> list[Tensor]:
+    def _sums(self, v: Tensor, spans: Spans) -> list[Tensor]:
         return []
 
     def _nothing(self) -> list[Tensor]:
@@ -148,8 +147,8 @@ class FullMoment(AbstractMoment):
             self._room = torch.empty_like(D)
         return self._room
 
-    def _sums(self, v: Tensor) -> list[Tensor]:
-        return [(v.T @ v).double()]
+    def _sums(self, v: Tensor, spans: Spans) -> list[Tensor]:
+        return [spans.products(v, v).double()]
 
     def _nothing(self) -> list[Tensor]:
         return [torch.zeros_like(self.G)]
@@ -192,8 +191,9 @@ class LeadingMoment(AbstractMoment):
             self._UD = self.U.new_empty(columns, LEADING).T
         return self._UD
 
-    def _sums(self, v: Tensor) -> list[Tensor]:
-        return [((v @ self.U.T).T @ v).double(), torch.linalg.vector_norm(v).double().square()]
+    def _sums(self, v: Tensor, spans: Spans) -> list[Tensor]:
+        lengths = torch.stack([torch.linalg.vector_norm(part) for part in spans.parts(v)])
+        return [spans.products(v @ self.U.T, v).double(), lengths.double().square()]
 
     def _nothing(self) -> list[Tensor]:
         return [torch.zeros_like(self.U, dtype=torch.float64), torch.zeros_like(self.square)]
@@ -254,18 +254,3 @@ def _orthonormal(H: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     is_new = L.diagonal() >= SHORT
     L = L * scale.unsqueeze(1)
     return torch.linalg.solve_triangular(L, H, upper=False), L.diagonal(), is_new
-
-
-def looked_at(counts: Sequence[int] | None, rows: int, device: torch.device) -> Tensor | None:
-    """Which rows of a mini-batch are looked at: of each shard, whoever has it, the same share; None for all."""
-    if counts is None:
-        return None
-    share, first, index = min(1.0, max(LOOK_ROWS / rows, 0.25)), 0, list[int]()
-    for count in counts:
-        index += range(first, first + math.ceil(share * count))
-        first += count
-    return torch.tensor(index, dtype=torch.int64, device=device)
-
-
-def some_of(rows: Tensor, index: Tensor | None) -> Tensor:
-    return rows if index is None else rows.index_select(0, index)

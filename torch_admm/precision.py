@@ -19,12 +19,9 @@ from .data import AbstractRows, Chunk
 from .data.shards import Shards
 from .problem import Problem, from_module
 
-__all__ = ["LITTLE_STEP", "LITTLE_SWEEP", "suited"]
+__all__ = ["LITTLE_SWEEP", "suited"]
 
-LITTLE_STEP = 1 << 15  # rows of a step times weights of the net, up to which nothing but calls takes time
-LITTLE_SWEEP = (
-    1 << 24
-)  # the same of all rows at once: the other way to equal sums, shard by shard, costs more than this
+LITTLE_SWEEP = 1 << 24  # rows times weights, up to which the other way to equal sums, shard by shard, costs more
 
 
 def suited(problem: Problem, rows: AbstractRows, little: bool) -> tuple[Problem, AbstractRows]:

@@ -76,17 +76,18 @@ def _look_raw(rows: AbstractRows, comm: AbstractComm) -> bool:
     stretches = _stretches(rows.total, GLANCES, GLANCE_ROWS)
     seen = [chunk.x for stretch in stretches for chunk in _here(rows, stretch)]
     squares = torch.cat([rows.like, *seen]).double().square().sum(0)
-    largest = (comm.total([squares], None).max() / _count(stretches)).sqrt()
+    largest = (comm.total([squares], comm.open_order()).max() / _count(stretches)).sqrt()
     return bool((largest > RAW) | (largest < 1 / RAW))
 
 
 def _moments(rows: AbstractRows, comm: AbstractComm) -> tuple[Tensor, Tensor]:
     """Mean and mean square of each feature, in float64, over the rows looked at."""
     stretches = _stretches(rows.total, LOOKS, LOOK_ROWS)
-    sums = [rows.like.new_zeros(2, rows.like.shape[1], dtype=torch.float64) for _ in comm.starts(rows)]
+    nothing = rows.like.new_zeros(2, rows.like.shape[1], dtype=torch.float64)
+    sums = [nothing.clone() for _ in comm.starts(rows)]
     for part, (_, x, _) in looked(rows, stretches, comm):
         sums[part] += torch.stack([x.double().sum(0), x.double().square().sum(0)])
-    mean, square = (comm.total(sums, rows) / _count(stretches)).unbind()
+    mean, square = (comm.total(sums, comm.order(rows), nothing) / _count(stretches)).unbind()
     return mean, square
 
 

@@ -120,7 +120,7 @@ class Sums:
         self.gram = self.linear.gram(self.like, products=self.products, at_once=self.at_once)
 
     def _clear(self) -> None:
-        self.growing = self.comm.growing(self.rows, torch.float64)
+        self.growing = self.comm.growing(self.comm.order(self.rows), torch.float64)
         self._begin_part()
         self.pending = None
 
@@ -132,7 +132,7 @@ def gram_of(linear: AbstractLinearMap, W: Tensor, rows: AbstractRows, size: int,
     grams = (_gram_of(linear, W, piece, size, comm) for piece in comm.pieces(rows))
     parts = (gram.packed(first, rows.total) for gram, first in zip(grams, comm.starts(rows), strict=True))
     found = linear.gram(W, torch.float64)
-    found.unpack(comm.totals_later(parts, torch.float64, rows).wait(), rows.total)
+    found.unpack(comm.totals_later(parts, torch.float64, comm.order(rows)).wait(), rows.total)
     return found
 
 

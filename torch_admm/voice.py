@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from .problem import Problem, Weights
+from .spans import Spans
 
 __all__ = ["Voice"]
 
@@ -29,22 +30,25 @@ class Voice:
     def __init__(self, problem: Problem, change: bool) -> None:
         """With `change` the last layer may be changed, before the first steps."""
         self.problem, self.change = problem, change
-        self.sums = torch.zeros(2 + len(GAINS) + problem.outputs, dtype=torch.float64, device=problem.device)
+        self.nothing = torch.zeros(2 + len(GAINS) + problem.outputs, dtype=torch.float64, device=problem.device)
+        self.sums: Tensor | None = None
 
-    def hear(self, m: Tensor, y: Tensor, step: int) -> None:
+    def hear(self, m: Tensor, y: Tensor, step: int, spans: Spans) -> None:
         """Take rows of outputs and targets into the sums."""
         gains = self._gains(step)
         z, ys = (torch.cat([m * gain for gain in gains]), torch.cat([y] * len(gains))) if len(gains) > 1 else (m, y)
-        losses = self.problem.loss(z, ys).double().view(len(gains), -1).sum(1)
-        self.sums.narrow(0, 0, 1).add_(len(m))
-        self.sums.narrow(0, 1, len(gains)).add_(losses)
+        heard = self.nothing.new_zeros(len(m), len(self.nothing))
+        heard.select(1, 0).fill_(1)
+        heard.narrow(1, 1, len(gains)).copy_(self.problem.loss(z, ys).view(len(gains), -1).T)
         if step == 0:
-            self.sums.narrow(0, 2 + len(GAINS), m.shape[1]).add_(m.sum(0))
+            heard.narrow(1, 2 + len(GAINS), m.shape[1]).copy_(m)
+        sums = spans.sums(heard)
+        self.sums = sums if self.sums is None else self.sums + sums
 
-    def take(self) -> Tensor:
-        """The sums so far, which start anew."""
-        sums, self.sums = self.sums, torch.zeros_like(self.sums)
-        return sums
+    def take(self, leaves: int = 1) -> Tensor:
+        """The sums of each leaf so far, which start anew."""
+        sums, self.sums = self.sums, None
+        return self.nothing.repeat(leaves, 1) if sums is None else sums
 
     def adjust(self, heard: Tensor, step: int, W: Weights, mean: Weights, V: Weights) -> None:
         """Change the last layer of weights, average and momentum by what all ranks have heard."""

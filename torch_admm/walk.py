@@ -39,7 +39,7 @@ class Walk:
         self._small = [l for l, K in self.K.items() if len(K) <= SMALL_SIDE]
         self._columns = {l: W_l.shape[1] for l, W_l in W.items()}
         self._rooms: dict[tuple[str, int], Tensor] = {}
-        self._places: dict[int, Places] = {}
+        self._places: dict[tuple[int, int], Places] = {}
         self._here: Places  # of the chunk under way
 
     def factor(self, W: Weights, step: int, refresh: bool) -> None:
@@ -49,12 +49,13 @@ class Walk:
         for l in self.K if refresh else self._small:
             self.K[l] = self.problem.layers[l].map.output_factor(W[l], self.beta, self.gamma)
 
-    def forward(self, W: Weights, x: Tensor) -> tuple[Weights, Weights]:
+    def forward(self, W: Weights, x: Tensor, of: int | None = None) -> tuple[Weights, Weights]:
         """a_l = h_l(m_l) as [a_l, 1], and m_l = W_l a_{l-1} + b_l; the next chunk uses their memory again.
 
-        a_0 may be x itself: see `AbstractLinearMap.prefers_plain`.
+        a_0 may be x itself: see `AbstractLinearMap.prefers_plain`. Which of the two it is rounds otherwise, so that a
+        rank that has a part `of` so many rows goes by these.
         """
-        places = self._here = self.places(x)
+        places = self._here = self.places(x, x.shape[0] if of is None else of)
         a, m, inner = dict(places.a), dict(places.m), places.inner
         if places.plain:
             a[0] = x
@@ -79,20 +80,20 @@ class Walk:
                 h, h_m, room = layers[l - 1].h, places.inner[l - 1], places.r[l - 1]
                 r = steps.hidden_residual(h, pull, m[l - 1], h_m, self.beta, self.gamma, room)
 
-    def places(self, rows: Tensor) -> Places:
+    def places(self, rows: Tensor, of: int) -> Places:
         """For so many rows. Views are made once: small steps consist of little else than calls."""
-        count = rows.shape[0]
-        found = self._places.get(count)
+        key = rows.shape[0], of
+        found = self._places.get(key)
         if found is None:
-            found = self._cut(count, rows)
+            found = self._cut(*key, rows)
             if len(self._places) == CACHED:
                 self._places.clear()
-            self._places[count] = found
+            self._places[key] = found
         return found
 
-    def _cut(self, rows: int, like: Tensor) -> Places:
+    def _cut(self, rows: int, of: int, like: Tensor) -> Places:
         layers, columns, L = self.problem.layers, self._columns, self.problem.L
-        plain = layers[1].map.prefers_plain(rows)
+        plain = layers[1].map.prefers_plain(of)
         a = {l: self.room("a", l, rows, columns[l + 1], like) for l in range(1 if plain else 0, L)}
         m, r = ({l: self.room(name, l, rows, layers[l].map.outputs, like) for l in range(1, L)} for name in ("m", "r"))
         return Places(a, {l: layers[l + 1].map.inner(a_l) for l, a_l in a.items()}, m, r, plain)

@@ -13,7 +13,7 @@ from .launch import Launch, launched
 from .pending import Pending
 from .standing import AbstractStanding
 from .start import BACKENDS, current, start
-from .tree import Growing
+from .tree import Growing, Order
 
 __all__ = [
     "BACKENDS",
@@ -22,6 +22,7 @@ __all__ = [
     "Group",
     "Growing",
     "Launch",
+    "Order",
     "Pending",
     "Solo",
     "current",

@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 from ..data import AbstractRows, Chunk
-from ..data.shards import share
+from ..data.shards import Shards, dealt
 from ..errors import RankError
 from .pending import Pending
-from .standing import AbstractStanding, Buffer
-from .tree import Branch, Growing, branches, tree_sum
+from .standing import AbstractStanding, Buffer, Gathered, branches_of
+from .tree import ONE_LEAF, Growing, Order
 
 __all__ = ["AbstractComm", "Solo", "pack", "unpack"]
 
@@ -25,14 +25,14 @@ ALIGNMENT = 64  # bytes: products of rows that start elsewhere may round otherwi
 USUAL_ALIGNMENT = 16  # on the CPUs at hand this is enough, and most rows start so
 WORTH_CUTTING = 256  # rows of a shard: with fewer, a chunk for each costs more than its rows
 GATHERED = 8  # ranks up to which all get the branches of all; with more that would be too much to send
-ONE_LEAF: Branch = (0, 1)
 
 
 class AbstractComm(abc.ABC):
     """One process among `size`, as number `rank`. All ranks make the same calls in the same order.
 
-    Sums over all rows are made shard by shard, and those of the shards are added up in a fixed order: any number of
-    ranks gives the same bits. With `deterministic` that holds for mini-batches, for little sums and for many ranks too.
+    Sums over all rows are made shard by shard, those over a mini-batch by some shards together, and then added up in a
+    fixed order: any number of ranks gives the same bits. With `deterministic` that holds for many ranks too, and
+    whatever products do with the rows around them.
     """
 
     rank: int
@@ -133,35 +133,49 @@ class AbstractComm(abc.ABC):
             return values.device.type != "cpu" or not values.data_ptr() % USUAL_ALIGNMENT
         return not values.data_ptr() % ALIGNMENT
 
-    def total(self, parts: Sequence[Tensor], rows: AbstractRows | None) -> Tensor:
-        """The sum over the pieces of these rows, of all ranks; `parts` has one tensor a piece, and may be used up.
+    def order(self, rows: AbstractRows) -> Order:
+        """In which the parts of the pieces of these rows are added up."""
+        split = rows.split
+        return _order(split.number, self.size, split.together, 1) if self.cuts(rows) else self.open_order()
 
-        Without rows, which is for mini-batches, each rank has one part, and the order of their sum is open.
-        """
-        (total,) = self.totals_later(([part] for part in parts), parts[0].dtype, rows).wait()
-        return total
+    def batch_order(self, split: Shards) -> Order:
+        """In which the parts of a mini-batch are added up, of shards that go together one each."""
+        together = split.together
+        return self.open_order() if self.size > GATHERED else _order(split.number, self.size, together, together)
+
+    def open_order(self) -> Order:
+        """Of one part a rank, added as it comes."""
+        return _open(self.size)
+
+    def total(self, parts: Sequence[Tensor], order: Order, like: Tensor | None = None) -> Tensor:
+        """The sum of the parts of all ranks, those here may be used up; there may be none, if `like` is like them."""
+        like = parts[0] if like is None else like
+        if order.is_open:
+            (part,) = parts
+            return self.sums_later([part], like.dtype).wait()[0]
+        growing = self.growing(order, like.dtype, [like])
+        for part in parts:
+            growing.add([part])
+        return self.send(growing).wait()[0]
 
     def totals_later(
-        self, parts: Iterable[Sequence[Tensor]], dtype: torch.dtype, rows: AbstractRows | None
+        self, parts: Iterable[Sequence[Tensor]], dtype: torch.dtype, order: Order
     ) -> Pending[list[Tensor]]:
-        """As `total`, but only start it, with several tensors a piece, which cross in one buffer as numbers of `dtype`.
+        """As `total`, but only start it, with several tensors a part, which cross in one buffer as numbers of `dtype`.
 
         Parts that are made when they are asked for are added up as they come: few are there at a time.
         """
-        if rows is None or not self.cuts(rows):
+        if order.is_open:
             (part,) = parts
             return self.sums_later(part, dtype)
-        growing = self.growing(rows, dtype)
+        growing = self.growing(order, dtype)
         for part in parts:
             growing.add(part)
         return self.send(growing)
 
-    def growing(self, rows: AbstractRows, dtype: torch.dtype) -> Growing:
-        """To add up the parts of the pieces of these rows as they come; then `send` it."""
-        if not self.cuts(rows):
-            return Growing(ONE_LEAF, ONE_LEAF, dtype)
-        number = rows.split.number
-        return Growing((0, number), _held(number, self.size)[self.rank], dtype)
+    def growing(self, order: Order, dtype: torch.dtype, like: Sequence[Tensor] = ()) -> Growing:
+        """To add up the parts here as they come, then `send` it; where there may be none, `like` is like them."""
+        return Growing(order, self.rank, dtype, like)
 
     def send(self, growing: Growing) -> Pending[list[Tensor]]:
         """Start to add up what all ranks have grown; no part is added after that."""
@@ -169,38 +183,35 @@ class AbstractComm(abc.ABC):
         pending, came = self._crossing(growing), growing.came
         return Pending(lambda: [t.to(dtype) for t, dtype in zip(pending.wait(), came, strict=True)])
 
+    def adds_up(self, order: Order) -> bool:
+        """Does one sum a rank do? If the order is open, or two have one each, or branches are too many to send."""
+        many = self.size > GATHERED and not self.deterministic
+        return order.is_open or many or (self.size <= 2 and order.is_one_each)
+
     def _crossing(self, growing: Growing) -> Pending[list[Tensor]]:
-        """Branches are gathered, unless the order is open, or they are too many to send, or two have but one order."""
-        tree, dtype = growing.tree, growing.dtype
-        if tree == ONE_LEAF or (self.size > GATHERED and not self.deterministic):
+        """Branches are gathered, unless sums will do."""
+        order, dtype = growing.order, growing.dtype
+        if self.adds_up(order):
             return self.sums_later(growing.total(), dtype)
-        owned = _owned(tree, self.size)
-        most = max(map(len, owned))
-        if most == 1 and self.size <= 2:
-            return self.sums_later(growing.total(), dtype)
-        pending = self._padded_later([pack(part, dtype) for part in growing.sums], most)
-
-        def finish() -> list[Tensor]:
-            came = pending.wait()
-            known = {b: came[rank, i] for rank, theirs in enumerate(owned) for i, b in enumerate(theirs)}
-            return unpack(tree_sum(tree, known), growing.sums[0])
-
-        return Pending(finish)
+        like = [t.to(dtype) for t in growing.like] or growing.sums[0]
+        pending = self._padded_later([pack(part, dtype) for part in growing.sums], order.most, pack(like, dtype))
+        return Pending(lambda: unpack(order.total(branches_of(pending.wait(), order)), like))
 
     def sums_later(self, tensors: Sequence[Tensor], dtype: torch.dtype) -> Pending[list[Tensor]]:
         """Start to add up several tensors over all ranks, in one buffer of `dtype`."""
         pending = self.sum_later(pack(tensors, dtype))
         return Pending(lambda: unpack(pending.wait(), tensors))
 
-    def standing(self, like: Sequence[Tensor], dtype: torch.dtype) -> AbstractStanding:
+    def standing(self, like: Sequence[Tensor], dtype: torch.dtype, order: Order) -> AbstractStanding:
         """The sum over all ranks of tensors of these shapes, as numbers of `dtype`, to be made again and again."""
-        return Buffer(self.sum_later, like, dtype)
+        if self.adds_up(order):
+            return Buffer(self.sum_later, like, dtype)
+        return Gathered(self.gather_later, like, dtype, order, self.rank)
 
     def collect(self, parts: Sequence[Tensor], rows: AbstractRows) -> list[Tensor]:
         """The parts of all pieces of these rows, of all ranks, in order; for small ones."""
-        number = rows.split.number if self.cuts(rows) else self.size
-        counts = [stop - start for start, stop in _held(number, self.size)]
-        came = self._padded_later(parts, max(counts)).wait()
+        counts = [stop - start for start, stop in self.order(rows).held]
+        came = self._padded_later(parts, max(counts), parts[0]).wait()
         return [part for theirs, count in zip(came.unbind(), counts, strict=True) for part in theirs.unbind()[:count]]
 
     def gather_rows(self, values: Tensor, rows: AbstractRows) -> Tensor:
@@ -209,11 +220,9 @@ class AbstractComm(abc.ABC):
         place.narrow(0, rows.first, len(values)).copy_(values)
         return self.sum_(place)
 
-    def _padded_later(self, parts: Sequence[Tensor], most: int) -> Pending[Tensor]:
-        sent = torch.stack(list(parts))
-        if len(parts) < most:
-            sent = torch.cat([sent, sent.new_zeros(most - len(parts), *sent.shape[1:])])
-        return self.gather_later(sent)
+    def _padded_later(self, parts: Sequence[Tensor], most: int, like: Tensor) -> Pending[Tensor]:
+        missing = [torch.zeros_like(like)] * (most - len(parts))
+        return self.gather_later(torch.stack([*parts, *missing]))
 
 
 @final
@@ -256,13 +265,12 @@ def unpack(packed: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
 
 
 @lru_cache
-def _held(number: int, ranks: int) -> list[Branch]:
-    """Which of so many shards each rank has, as `Shards.part` deals them out."""
-    shares = (share(number, rank, ranks) for rank in range(ranks))
-    return [(mine.start, mine.stop) for mine in shares]
+def _order(number: int, ranks: int, together: int, merged: int) -> Order:
+    """Of shards as `Shards.part` deals them out, so many of which make one leaf. Made once: ranks may be thousands."""
+    held = [(mine.start // merged, mine.stop // merged) for mine in dealt(number, ranks, together)]
+    return Order((0, number // merged), held)
 
 
 @lru_cache
-def _owned(tree: Branch, ranks: int) -> list[tuple[Branch, ...]]:
-    """Which branches each rank has; with thousands of them this takes longer than a sweep, so it is done once."""
-    return [branches(tree, held) for held in _held(tree[1], ranks)]
+def _open(ranks: int) -> Order:
+    return Order(ONE_LEAF, [ONE_LEAF] * ranks, is_open=True)

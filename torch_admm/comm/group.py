@@ -17,6 +17,7 @@ from .base import AbstractComm
 from .near import Near
 from .pending import Pending
 from .standing import AbstractStanding
+from .tree import Order
 
 __all__ = ["Group", "leave", "lost"]
 
@@ -73,10 +74,11 @@ class Group(AbstractComm):
         work: Pending[list[Tensor]] = self._tried(near.sums, tensors, dtype)
         return Pending(lambda: self._tried(work.wait))
 
-    def standing(self, like: Sequence[Tensor], dtype: torch.dtype) -> AbstractStanding:
-        if self.near is None or not self.near.takes(like[0].device, size := _size(like, dtype)):
-            return super().standing(like, dtype)
-        return _Tried(self, self.near.standing(like, dtype), size)
+    def standing(self, like: Sequence[Tensor], dtype: torch.dtype, order: Order) -> AbstractStanding:
+        near, size = self.near, _size(like, dtype) * order.most
+        if near is None or not near.takes(like[0].device, size):
+            return super().standing(like, dtype, order)
+        return _Tried(self, near.standing(like, dtype, order), size)
 
     def gather_later(self, values: Tensor) -> Pending[Tensor]:
         values = values.contiguous().to(self.device if values.device.type == "cpu" else values.device)
@@ -127,8 +129,8 @@ class _Tried(AbstractStanding):
     def __init__(self, group: Group, near: AbstractStanding, size: int) -> None:
         self._group, self._near, self._size = group, near, size
 
-    def places(self) -> Sequence[Tensor]:
-        found: Sequence[Tensor] = self._group._tried(self._near.places)
+    def places(self) -> Sequence[Sequence[Tensor]]:
+        found: Sequence[Sequence[Tensor]] = self._group._tried(self._near.places)
         return found
 
     def start(self) -> None:

@@ -12,7 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import lru_cache, reduce
-from itertools import pairwise
+from itertools import chain, pairwise
 from socket import socket
 from typing import NamedTuple, TypeVar, final
 
@@ -22,6 +22,7 @@ from torch import Tensor
 from .pending import Pending
 from .signals import ADDED, WRITTEN, signals_of
 from .standing import AbstractStanding, shaped
+from .tree import Branch, Order
 
 __all__ = ["MEMORY", "ROOM", "Near"]
 
@@ -49,6 +50,7 @@ class Slots(NamedTuple):
 
 
 Combine = Callable[[Slots], None]
+Total = Callable[[Sequence[Tensor]], Tensor]  # of what all ranks have, in their order
 
 
 @final
@@ -79,9 +81,9 @@ class Near:
         found: list[Tensor] = []
         return self._start(tensors, dtype, lambda slots: found.extend(self._added(slots, tensors)), found)
 
-    def standing(self, like: Sequence[Tensor], dtype: torch.dtype) -> AbstractStanding:
+    def standing(self, like: Sequence[Tensor], dtype: torch.dtype, order: Order) -> AbstractStanding:
         """The same of tensors of these shapes, again and again: they are written to where they cross from."""
-        return _Standing(self, tuple(t.shape for t in like), dtype)
+        return _Standing(self, tuple(t.shape for t in like), dtype, order)
 
     def largest(self, values: Tensor) -> Pending[Tensor]:
         flat = values.view(-1)
@@ -148,15 +150,18 @@ class Near:
         return Slots(number, count * dtype.itemsize, shapes, values, [shaped(v, shapes) for v in values])
 
     def add(self, slots: Slots, out: Tensor) -> None:
-        if self.size > 2 and slots.size >= STRIPED:
-            self._by_stripes(slots.values, out)
+        if self.is_striped(slots):
+            self.by_stripes(slots.values, slots.values, _in_turn, out)
         else:
             _add(slots.values, out)
 
+    def is_striped(self, slots: Slots) -> bool:
+        return self.size > 2 and slots.size >= STRIPED
+
     def _added(self, slots: Slots, like: Sequence[Tensor]) -> list[Tensor]:
         """In memory of their own, and laid out there as what came: products round by both."""
-        if self.size > 2 and slots.size >= STRIPED:
-            self._by_stripes(slots.values, total := torch.empty_like(slots.values[0]))
+        if self.is_striped(slots):
+            self.add(slots, total := torch.empty_like(slots.values[0]))
             sums = [part.clone() for part in shaped(total, slots.shapes)]
         else:
             sums = [reduce(torch.add, theirs) for theirs in zip(*slots.parts, strict=True)]
@@ -164,16 +169,19 @@ class Near:
             s.contiguous().to(t.dtype) if t.is_contiguous() else s.to(t.dtype) for s, t in zip(sums, like, strict=True)
         ]
 
-    def _by_stripes(self, theirs: Sequence[Tensor], values: Tensor) -> None:
-        """Each rank adds up its part of the values, where nobody else looks, and then reads the others' parts."""
-        cuts = [values.numel() * rank // self.size for rank in range(self.size + 1)]
-        parts = [[slot[a:b] for a, b in pairwise(cuts)] for slot in theirs]
-        mine = [part[self.rank] for part in parts]
-        mine[self.rank].copy_(reduce(torch.add, mine))
+    def by_stripes(self, theirs: Sequence[Tensor], rooms: Sequence[Tensor], total: Total, out: Tensor) -> None:
+        """Each rank adds up its part of the values, and then reads the others' parts.
+
+        It has a room for that, where nobody else looks at this part.
+        """
+        cuts = [out.numel() * rank // self.size for rank in range(self.size + 1)]
+        stripes = [slice(a, b) for a, b in pairwise(cuts)]
+        mine = stripes[self.rank]
+        rooms[self.rank][mine].copy_(total([values[mine] for values in theirs]))
         self.added += 1
         self.signals.tell(ADDED)
         self._wait(ADDED, self.added)
-        torch.cat([parts[rank][rank] for rank in range(self.size)], out=values)
+        torch.cat([room[stripe] for room, stripe in zip(rooms, stripes, strict=True)], out=out)
 
     def _wait(self, what: int, count: int) -> None:
         """Until every rank has told `what` so many times."""
@@ -193,15 +201,22 @@ class Near:
 class _Standing(AbstractStanding):
     """A place in the ring for each of its sums is known beforehand, and so is where they are added up."""
 
-    def __init__(self, near: Near, shapes: Shapes, dtype: torch.dtype) -> None:
-        self._near = near
-        self._ring = [near._cut(number, shapes, dtype) for number in range(RING)]
-        self._total = torch.empty_like(self._ring[0].values[0])
+    def __init__(self, near: Near, shapes: Shapes, dtype: torch.dtype, order: Order) -> None:
+        self._near, self._order = near, order
+        size = sum(shape.numel() for shape in shapes)
+        self._ring = [near._cut(number, shapes * order.most, dtype) for number in range(RING)]
+        self._rooms = [[values.narrow(0, 0, size) for values in slots.values] for slots in self._ring]
+        lines = [
+            [_lines(*theirs, size) for theirs in zip(slots.values, order.owned, strict=True)] for slots in self._ring
+        ]
+        self._branches = [list(chain.from_iterable(theirs)) for theirs in lines]
+        self._places = [[shaped(line, shapes) for line in theirs[near.rank]] for theirs in lines]
+        self._total = self._ring[0].values[0].new_empty(size)
         self._sums = shaped(self._total, shapes)
 
-    def places(self) -> Sequence[Tensor]:
+    def places(self) -> Sequence[Sequence[Tensor]]:
         self._slots = self._ring[self._near.next_place()]
-        return self._slots.parts[self._near.rank]
+        return self._places[self._slots.number]
 
     def start(self) -> None:
         self._number = self._near.begin(self._slots, self._add)
@@ -211,13 +226,31 @@ class _Standing(AbstractStanding):
         return self._sums
 
     def _add(self, slots: Slots) -> None:
-        self._near.add(slots, self._total)
+        near, order, branches = self._near, self._order, self._branches[slots.number]
+        if order.is_open:
+            near.add(slots, self._total)
+        elif len(branches) == 2:
+            torch.add(*branches, out=self._total)
+        elif near.is_striped(slots):
+            near.by_stripes(branches, self._rooms[slots.number], order.total, self._total)
+        else:
+            self._total.copy_(order.total(branches))
 
 
 def _add(theirs: Sequence[Tensor], out: Tensor) -> None:
     torch.add(theirs[0], theirs[1], out=out)
     for more in theirs[2:]:
         out.add_(more)
+
+
+def _lines(values: Tensor, owned: Sequence[Branch], size: int) -> Sequence[Tensor]:
+    """What a rank has for each of its branches."""
+    found: Sequence[Tensor] = values.split(size)[: len(owned)]
+    return found
+
+
+def _in_turn(theirs: Sequence[Tensor]) -> Tensor:
+    return reduce(torch.add, theirs)
 
 
 def _copy(found: Tensor, to: Tensor) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Callable, Sequence
+from itertools import chain
 from typing import final
 
 import torch
@@ -11,8 +12,9 @@ from torch import Tensor
 
 from ..gram import laid_out
 from .pending import Pending
+from .tree import Order
 
-__all__ = ["AbstractStanding", "Buffer", "shaped"]
+__all__ = ["AbstractStanding", "Buffer", "Gathered", "branches_of", "shaped"]
 
 
 class AbstractStanding(abc.ABC):
@@ -22,8 +24,8 @@ class AbstractStanding(abc.ABC):
     """
 
     @abc.abstractmethod
-    def places(self) -> Sequence[Tensor]:
-        """Where the next sum has what is sent from here; whatever they hold is to be overwritten."""
+    def places(self) -> Sequence[Sequence[Tensor]]:
+        """Where the next sum has what is sent from here, by branch; whatever they hold is to be overwritten."""
 
     @abc.abstractmethod
     def start(self) -> None:
@@ -44,9 +46,10 @@ class Buffer(AbstractStanding):
         self._sum_later = sum_later
         self._values = like[0].new_zeros(sum(shape.numel() for shape in shapes), dtype=dtype)
         self._parts = shaped(self._values, shapes)
+        self._places = [self._parts]
 
-    def places(self) -> Sequence[Tensor]:
-        return self._parts
+    def places(self) -> Sequence[Sequence[Tensor]]:
+        return self._places
 
     def start(self) -> None:
         self._pending = self._sum_later(self._values)
@@ -54,6 +57,43 @@ class Buffer(AbstractStanding):
     def wait(self) -> Sequence[Tensor]:
         self._pending.wait()
         return self._parts
+
+
+@final
+class Gathered(AbstractStanding):
+    """All ranks get the branches of all, and add them up in their order."""
+
+    def __init__(
+        self,
+        gather_later: Callable[[Tensor], Pending[Tensor]],
+        like: Sequence[Tensor],
+        dtype: torch.dtype,
+        order: Order,
+        rank: int,
+    ):
+        """`like` gives shapes and device."""
+        shapes = [t.shape for t in like]
+        self._gather_later, self._order = gather_later, order
+        self._values = like[0].new_zeros(order.most, sum(shape.numel() for shape in shapes), dtype=dtype)
+        self._places = [shaped(line, shapes) for line in self._values.unbind()[: len(order.owned[rank])]]
+        self._total = torch.empty_like(self._values[0])
+        self._sums = shaped(self._total, shapes)
+
+    def places(self) -> Sequence[Sequence[Tensor]]:
+        return self._places
+
+    def start(self) -> None:
+        self._pending = self._gather_later(self._values)
+
+    def wait(self) -> Sequence[Tensor]:
+        self._total.copy_(self._order.total(branches_of(self._pending.wait(), self._order)))
+        return self._sums
+
+
+def branches_of(came: Tensor, order: Order) -> list[Tensor]:
+    """What all ranks have of a sum, rank by rank, each for its branches."""
+    lines = (theirs.unbind()[: len(own)] for theirs, own in zip(came.unbind(), order.owned, strict=True))
+    return list(chain.from_iterable(lines))
 
 
 def shaped(values: Tensor, shapes: Sequence[torch.Size]) -> list[Tensor]:

@@ -7,15 +7,50 @@ them adds up the largest whole branches within it; only these cross, and everybo
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from itertools import chain
 from typing import final
 
 import torch
 from torch import Tensor
 
-__all__ = ["Branch", "Growing", "branches", "tree_sum"]
+__all__ = ["ONE_LEAF", "Branch", "Growing", "Order", "branches", "halves", "tree_sum"]
 
 Branch = tuple[int, int]  # of the leaves from .. to
+ONE_LEAF: Branch = (0, 1)
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Order:
+    """In which order things are added: by a tree of which each rank has some leaves, or none.
+
+    It is open where each rank has one thing, whose place in the sum nobody says.
+    """
+
+    tree: Branch
+    held: Sequence[Branch]  # by rank
+    is_open: bool = False
+
+    @cached_property
+    def owned(self) -> list[tuple[Branch, ...]]:
+        """The branches of each rank; with thousands of ranks this takes longer than a sweep."""
+        return [branches(self.tree, held) for held in self.held]
+
+    @cached_property
+    def most(self) -> int:
+        """Branches that a rank has."""
+        return max(map(len, self.owned))
+
+    @cached_property
+    def is_one_each(self) -> bool:
+        """Has every rank one branch?"""
+        return all(len(own) == 1 for own in self.owned)
+
+    def total(self, sums: Sequence[Tensor]) -> Tensor:
+        """The sum of all, from those of the branches, rank by rank."""
+        return tree_sum(self.tree, dict(zip(chain.from_iterable(self.owned), sums, strict=True)))
 
 
 @lru_cache(maxsize=1024)
@@ -25,7 +60,7 @@ def branches(tree: Branch, stretch: Branch) -> tuple[Branch, ...]:
         return (tree,) if tree[0] < tree[1] else ()
     if tree[1] <= stretch[0] or stretch[1] <= tree[0]:
         return ()
-    left, right = _halves(tree)
+    left, right = halves(tree)
     return *branches(left, stretch), *branches(right, stretch)
 
 
@@ -33,11 +68,12 @@ def tree_sum(tree: Branch, known: dict[Branch, Tensor]) -> Tensor:
     """The sum of a branch, from those that are known; they reach down far enough."""
     if tree in known:
         return known[tree]
-    left, right = _halves(tree)
+    left, right = halves(tree)
     return tree_sum(left, known) + tree_sum(right, known)
 
 
-def _halves(tree: Branch) -> tuple[Branch, Branch]:
+def halves(tree: Branch) -> tuple[Branch, Branch]:
+    """Of a branch with several leaves."""
     middle = (tree[0] + tree[1]) // 2
     return (tree[0], middle), (middle, tree[1])
 
@@ -49,11 +85,11 @@ class Growing:
     A leaf is several tensors, all leaves have the same, and they are used up.
     """
 
-    def __init__(self, tree: Branch, stretch: Branch, dtype: torch.dtype) -> None:
-        """Leaves are added as numbers of `dtype`."""
-        self.tree, self.stretch, self.dtype = tree, stretch, dtype
+    def __init__(self, order: Order, rank: int, dtype: torch.dtype, like: Sequence[Tensor] = ()) -> None:
+        """Leaves are added as numbers of `dtype`; where none may come, `like` has what they would be like."""
+        self.order, self.stretch, self.dtype, self.like = order, order.held[rank], dtype, like
         self.count = 0  # leaves that came
-        self.came: Sequence[torch.dtype] = ()  # the dtypes of their tensors
+        self.came: Sequence[torch.dtype] = [t.dtype for t in like]  # the dtypes of their tensors
         self.sums: list[list[Tensor]] = []  # by branch
 
     def add(self, leaf: Sequence[Tensor]) -> None:
@@ -61,7 +97,7 @@ class Growing:
         self.count, self.came = self.count + 1, [t.dtype for t in leaf]
         self.sums.append([t.to(self.dtype) for t in leaf])
         begin = self.stretch[0]
-        self._join(len(branches(self.tree, (begin, begin + self.count))))
+        self._join(len(branches(self.order.tree, (begin, begin + self.count))))
 
     def total(self) -> list[Tensor]:
         """The sum of all leaves that came, row by row in memory as what has crossed is: products round by that."""

@@ -76,9 +76,12 @@ class AbstractRows(abc.ABC):
         """These rows only, from start to stop, as data of their own."""
         return self._some(rows, Shards(rows.stop - rows.start))
 
-    def part(self, rank: int, ranks: int) -> AbstractRows:
-        """The rows of one of several ranks: contiguous, as even as whole shards can be; none where rows are too few."""
-        split = self.split.part(rank, ranks)
+    def part(self, rank: int, ranks: int, together: int = 1) -> AbstractRows:
+        """The rows of one of several ranks: contiguous, as even as whole shards can be; none where rows are too few.
+
+        See `Shards.part` for `together`.
+        """
+        split = self.split.part(rank, ranks, together)
         return self._some(split.rows, split)
 
     def shards(self) -> Iterator[tuple[int, AbstractRows]]:
@@ -86,7 +89,7 @@ class AbstractRows(abc.ABC):
         return ((i, self.stretch(rows)) for i, rows in zip(self.split.here, self.split.local(), strict=True))
 
     def batch_counts(self, size: int, seed: int, epoch: int) -> Iterator[list[int]]:
-        """For each of `batches`, how many rows it has of each shard here."""
+        """For each of `batches`, how many rows it has of each shard, of all ranks."""
         return self.split.counts(size, seed, epoch)
 
 

@@ -2,23 +2,28 @@
 
 All rows, of all ranks, are cut into the same few contiguous shards, and a rank has a run of whole ones. Each shard is
 shuffled by itself, and a batch takes the next rows of every shard: as many of each, and where they do not divide
-evenly, one more of some that are drawn. Nothing of that depends on ranks: one process and 24 train on the same batches.
+evenly, one more of some that are drawn, spread evenly over the shards so that ranks have as many. Nothing of that
+depends on ranks: one process and 24 train on the same batches.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from itertools import pairwise
 from typing import Any, final
 
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["SHARDS", "Shards", "generator", "merged", "share"]
+__all__ = ["SHARDS", "Shards", "dealt", "generator", "merged", "share"]
 
 SHARDS = 24  # divided evenly by 1, 2, 3, 4, 6, 8, 12 and 24 ranks
+RADICES = {SHARDS: (2, 2, 2, 3)}  # how they are halved again and again
 AT_ONCE = 1 << 16  # rows whose batches are planned together
+ORDERS = 64  # that are drawn together
 
 Array = npt.NDArray[Any]
 
@@ -26,6 +31,12 @@ Array = npt.NDArray[Any]
 def share(count: int, rank: int, ranks: int) -> slice:
     """One of `ranks` contiguous parts that differ by one at most."""
     return slice(count * rank // ranks, count * (rank + 1) // ranks)
+
+
+def dealt(number: int, ranks: int, together: int = 1) -> list[range]:
+    """Which of so many shards each rank has; as many as go `together` neighbours stay on one."""
+    shares = (share(number // together, rank, ranks) for rank in range(ranks))
+    return [range(mine.start * together, mine.stop * together) for mine in shares]
 
 
 def generator(seed: int, *key: int) -> np.random.Generator:
@@ -41,12 +52,17 @@ class Shards:
     total: int
     number: int = SHARDS  # of all ranks
     here: range = field(default=range(SHARDS))
+    together: int = 1  # so many neighbours are on one rank
 
-    def part(self, rank: int, ranks: int) -> Shards:
-        """A run of whole shards; with more ranks than shards there are as many shards as ranks."""
+    def part(self, rank: int, ranks: int, together: int = 1) -> Shards:
+        """A run of whole shards; with more ranks than shards there are as many shards as ranks.
+
+        Neighbours that go `together` are not torn apart, even if some ranks then have none.
+        """
         assert len(self.here) == self.number, "rows are shared out once"
         number = max(self.number, ranks)
-        return Shards(self.total, number, range(number)[share(number, rank, ranks)])
+        assert number % together == 0, "shards go together in groups of one size"
+        return Shards(self.total, number, dealt(number, ranks, together)[rank], together)
 
     @property
     def rows(self) -> slice:
@@ -70,8 +86,8 @@ class Shards:
             yield order[merged(cuts, origin)], np.diff(cuts, axis=0).sum(1).tolist()
 
     def counts(self, size: int, seed: int | None, epoch: int) -> Iterator[list[int]]:
-        """Of each batch, how many rows it has of each shard here."""
-        for cuts in self.cuts(size, seed, epoch):
+        """Of each batch, how many rows it has of each shard, whoever has it."""
+        for cuts in replace(self, here=range(self.number)).cuts(size, seed, epoch):
             yield from np.diff(cuts, axis=0).tolist()
 
     def cuts(self, size: int, seed: int | None, epoch: int, at_once: int = AT_ONCE) -> Iterator[Array]:
@@ -80,16 +96,13 @@ class Shards:
         Comes in blocks of some `at_once` rows, of shape (batches + 1, shards), the first line being the last of the
         block before. Without a seed batches are in order: of one shard after the other.
         """
-        most = max(1, at_once // size)
-        if size < self.number:  # several batches share a round, so a block has to end with one
-            most = -(-most // self.number) * self.number
-        random, batches = None if seed is None else generator(seed, epoch), -(-self.total // size)
+        most, batches = max(1, at_once // size), -(-self.total // size)
         line = np.zeros((1, len(self.here)), np.int64)
         for start in range(0, batches, most):
             ends = np.minimum(np.arange(start + 1, min(start + most, batches) + 1) * size, self.total)
-            block = np.concatenate([line, self._in_order(ends) if random is None else self._drawn(ends, random)])
-            line = block[-1:]
-            yield block
+            drawn = self._in_order(ends) if seed is None else self._drawn(ends, size, seed, epoch)
+            yield np.concatenate([line, drawn])
+            line = drawn[-1:]
 
     def _in_order(self, ends: Array) -> Array:
         """How many rows of each shard here are among the first so many of all."""
@@ -97,20 +110,53 @@ class Shards:
         cuts: Array = np.clip(ends[:, None] - borders[:-1], 0, np.diff(borders))
         return cuts
 
-    def _drawn(self, ends: Array, random: np.random.Generator) -> Array:
-        """The same with a row of every shard in turn, a round; within one, batches end after shards that are drawn."""
+    def _drawn(self, ends: Array, size: int, seed: int, epoch: int) -> Array:
+        """The same with a row of every shard in turn, a round, in an order that is kept while batches end within one.
+
+        So every batch has as many rows of each shard, or one more. Smaller ones do not have rows of all: there orders
+        are drawn freely, or too few sets of shards would ever come together.
+        """
+        last, period = self.total - 1, math.lcm(size, self.number)
         rounds, extra = np.divmod(ends - 1, self.number)
-        different, which = np.unique(rounds, return_inverse=True)
-        place = random.random((len(different), self.number))
-        last = self.total // self.number  # in this round, shards that have no row come after those that have
-        place[different == last] += np.diff(self._borders()) == last
-        chosen = place.argsort(1, kind="stable").argsort(1, kind="stable")[which] <= extra[:, None]
-        cuts: Array = rounds[:, None] + chosen[:, self.here.start : self.here.stop]
+        different, which = np.unique((ends - 1) // period, return_inverse=True)
+        radices = RADICES.get(self.number, ()) if size >= self.number else ()
+        place = _orders(different, self.number, radices, seed, epoch)
+        if (
+            different[-1] == last // period
+        ):  # here, shards that have no row in the last round come after those that have
+            short = np.diff(self._borders()) == last // self.number
+            place[-1] = (place[-1] + self.number * short).argsort().argsort()
+        chosen = place[which, self.here.start : self.here.stop] <= extra[:, None]
+        cuts: Array = rounds[:, None] + chosen
         return cuts
 
     def _borders(self) -> Array:
         borders: Array = self.total * np.arange(self.number + 1) // self.number
         return borders
+
+
+def _orders(numbers: Array, shards: int, radices: tuple[int, ...], seed: int, epoch: int) -> Array:
+    """The places of shards in orders of these numbers."""
+    blocks, which = np.unique(numbers // ORDERS, return_inverse=True)
+    table = np.stack([_block(block, shards, radices, seed, epoch) for block in blocks.tolist()])
+    places: Array = table[which, numbers % ORDERS]
+    return places
+
+
+@lru_cache(maxsize=4)
+def _block(block: int, shards: int, radices: tuple[int, ...], seed: int, epoch: int) -> Array:
+    """Some orders. Shards that follow each other in one are as far apart in the tree of `radices` as can be:
+
+    of 24, any two in turn are of different halves, four of different quarters, eight of different eighths.
+    """
+    random, index = generator(seed, epoch, shards + block), np.arange(shards)
+    place, weight, size = np.zeros((ORDERS, shards), np.int64), 1, shards
+    for radix in radices or (shards,):
+        nodes, size = shards // size, size // radix
+        order = random.random((ORDERS, nodes, radix)).argsort(2)
+        place += weight * order[:, index // (size * radix), index // size % radix]
+        weight *= radix
+    return place
 
 
 def merged(cuts: Array, origin: Array) -> Array:

@@ -49,6 +49,11 @@ class AbstractLinearMap(abc.ABC):
         """The same, written to `out`."""
         return out.copy_(self.cross(z, a))
 
+    def cross_stacked(self, z: Tensor, a: Tensor, out: Tensor) -> None:
+        """The same of as many rows at a time as go to each of `out`; a has its ones."""
+        for R, z_i, a_i in zip(out.unbind(), z.chunk(len(out)), a.chunk(len(out)), strict=True):
+            self.cross_into(z_i, a_i, R)
+
     @abc.abstractmethod
     def solve_input(self, W: Tensor, beta: float, gamma: float) -> InputSolve:
         """Factor argmin_a beta ||z - W a - b||^2 + gamma ||a - h||^2 once; apply it to any rows h, z."""

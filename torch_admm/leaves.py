@@ -1,0 +1,158 @@
+"""The sums of a mini-batch step, made so that any number of ranks gets the same bits.
+
+A batch consists of a few leaves: the rows of some neighbouring shards, which are always on one rank. What is done row
+by row comes out the same whatever rows are around, as long as they lie right (`Spans`); a product over the rows of one
+leaf knows nothing of the others; and what the leaves give is added up by a fixed tree (`comm.Order`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import final
+
+import torch
+from torch import Tensor
+
+from .comm import AbstractComm, AbstractStanding
+from .data.shards import SHARDS, Shards
+from .gram import laid_out
+from .maps import AbstractLinearMap
+from .problem import Problem, Weights
+from .spans import Looked, Spans, looked_at
+
+__all__ = ["Leaves", "together"]
+
+LEAVES = {1024: 8, 512: 4, 64: 2}  # from so many rows on: products over few rows each cost more than they are worth
+STACKED = 32  # rows of a leaf from which on the products of all are made by one call; with few, that rounds otherwise
+ALIGNMENT = 64  # bytes: products may round by where they are written to
+
+
+def together(rows: int) -> int:
+    """How many neighbouring shards make one leaf, in batches of so many rows."""
+    return SHARDS // next((leaves for least, leaves in LEAVES.items() if rows >= least), 1)
+
+
+@final
+class Leaves:
+    """R_l = sum r_l' [a_{l-1}, 1] of all layers, over the leaves of all ranks.
+
+    `begin` a batch, `cross` its layers, `start` the sum over ranks, `wait` for it.
+    """
+
+    spans: Spans  # the rows of each leaf here, in the batch under way
+
+    def __init__(self, problem: Problem, W: Weights, comm: AbstractComm, split: Shards | None) -> None:
+        """`W` gives shapes, dtype and device. Without a split, what comes on a rank is one leaf, in an open order."""
+        self.order = comm.open_order() if split is None else comm.batch_order(split)
+        self._together = 0 if split is None or self.order.is_open else split.together
+        self._shards = slice(None) if split is None else slice(split.here.start, split.here.stop)
+        self._held = first, last = self.order.held[comm.rank]
+        self._own = [(start - first, stop - start) for start, stop in self.order.owned[comm.rank]]
+        self._comm, self._others = comm, dict[int, AbstractStanding]()
+        self._standing = comm.standing(list(W.values()), W[1].dtype, self.order)
+        self._layers = [_Layer(problem.layers[l].map, W_l, last - first) for l, W_l in W.items()]
+        self._sums = [[_Sum(layer.R.narrow(0, *own)) for layer in self._layers] for own in self._own]
+
+    def begin(self, x: Tensor, y: Tensor, counts: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """The rows here of a batch that has so many of each shard, of all ranks, as they should lie."""
+        size, leaves = self._together, range(*self._held)
+        own = [sum(counts[i * size : (i + 1) * size]) for i in leaves] if size else [len(x)]
+        self.spans = Spans(own, aligned=True)
+        return self.spans.laid_out(x), self.spans.laid_out(y)
+
+    def looked_at(self, counts: Sequence[int], rows: int, device: torch.device) -> Looked:
+        """Which of these rows are looked at, in batches of about `rows`."""
+        return looked_at(counts[self._shards], self.spans, rows, device)
+
+    def cross(self, l: int, r: Tensor, a: Tensor) -> None:
+        """R_l of every leaf here, of rows r_l and a_{l-1} or [a_{l-1}, 1]."""
+        self._layers[l - 1].cross(r, a, self.spans)
+
+    def nothing(self) -> None:
+        """What a batch gives that has no rows here."""
+        for layer in self._layers:
+            layer.R.zero_()
+
+    def totals(self, seen: Sequence[Tensor]) -> list[Tensor]:
+        """Of other sums, one for each leaf here, those over the leaves of all ranks, in float64."""
+        sizes = [math.prod(t.shape[1:]) for t in seen]
+        sums = torch.cat([t.reshape(len(t), size) for t, size in zip(seen, sizes, strict=True)], 1)
+        size = sum(sizes)
+        if size not in self._others:
+            self._others[size] = self._comm.standing([sums.new_empty(size)], sums.dtype, self.order)
+        standing = self._others[size]
+        for own, (place,) in zip(self._own, standing.places(), strict=True):
+            _Sum(sums.narrow(0, *own)).into(place)
+        standing.start()
+        (total,) = standing.wait()
+        return [part.view(t.shape[1:]) for part, t in zip(total.split(sizes), seen, strict=True)]
+
+    def start(self) -> None:
+        """Start to add up the leaves of all ranks."""
+        for branch, places in zip(self._sums, self._standing.places(), strict=True):
+            for layer, place in zip(branch, places, strict=True):
+                layer.into(place)
+        self._standing.start()
+
+    def wait(self) -> Sequence[Tensor]:
+        """R_l of the batch, the caller's to use up; they last until the next ones are made."""
+        return self._standing.wait()
+
+
+@final
+class _Layer:
+    """R_l of the leaves here, laid out as weights are."""
+
+    def __init__(self, linear: AbstractLinearMap, like: Tensor, leaves: int) -> None:
+        self._map, size, self._columns = linear, like.numel(), like.shape[1]
+        unit = ALIGNMENT // like.element_size()
+        distance = -(-size // unit) * unit
+        strides = laid_out(like.new_empty(size), like.shape).stride()
+        room = like.new_zeros(leaves * distance)
+        self.R = room.as_strided((leaves, *like.shape), (distance, *strides))
+        self._leaves = self.R.unbind()
+
+    def cross(self, r: Tensor, a: Tensor, spans: Spans) -> None:
+        has_ones = a.shape[1] == self._columns  # or there is no bias
+        if has_ones and spans.whole and _are_alike(spans.counts):
+            self._map.cross_stacked(r, a, self.R)
+            return
+        for R_i, r_i, a_i in zip(self._leaves, spans.parts(r), spans.parts(a), strict=True):
+            self._map.cross_into(r_i, a_i, R_i)
+
+
+@final
+class _Sum:
+    """The sum of leaves that make up a branch of the tree; views are made once."""
+
+    def __init__(self, leaves: Tensor) -> None:
+        self._first = leaves.select(0, 0)
+        pairs = _additions(leaves)
+        self._pairs, self._last = pairs[:-1], pairs[-1:]
+
+    def into(self, place: Tensor) -> None:
+        """Uses up the leaves."""
+        for to, what in self._pairs:
+            to.add_(what)
+        if not self._last:
+            place.copy_(self._first)
+        for first, second in self._last:
+            torch.add(first, second, out=place)
+
+
+def _additions(leaves: Tensor) -> list[tuple[Tensor, Tensor]]:
+    """What is added to what, in the order of the tree, and ends in the first; many at once where halves are even."""
+    count, middle = len(leaves), len(leaves) // 2
+    if count == 1:
+        return []
+    if count == 2 or count & (count - 1):
+        left, right = leaves.narrow(0, 0, middle), leaves.narrow(0, middle, count - middle)
+        return [*_additions(left), *_additions(right), (left.select(0, 0), right.select(0, 0))]
+    pairs = leaves.unflatten(0, (middle, 2))
+    return [(pairs.select(1, 0), pairs.select(1, 1)), *_additions(pairs.select(1, 0))]
+
+
+def _are_alike(counts: Sequence[int]) -> bool:
+    """Are they several of one size, and worth it?"""
+    return len(counts) > 1 and counts[0] >= STACKED and len(set(counts)) == 1
