@@ -114,7 +114,7 @@ def _bytes_of_batches(ranks: Any) -> Any:
         compared.append(1)
         return losses(*arguments)
 
-    AnchoredADMM._first_losses = counted  # type: ignore[method-assign]
+    AnchoredADMM._first_losses = counted  # type: ignore[method-assign, assignment]
     for dtype, number in ((torch.float32, 4), (torch.float64, 8)):
         for rows, size, most in ((ROWS, 40, 1), (ROWS, 100, 1), (ROWS, ROWS - 1, 1), (1100, 1024, 1 + ranks.size % 2)):
             steps = 3 * -(-rows // size)
