@@ -17,14 +17,22 @@ def test_aligned_leaves_start_and_end_where_they_should(counts: list[int]) -> No
     spans, rows = Spans(counts, aligned=True), torch.arange(1.0, sum(counts) + 1).unsqueeze(1)
     starts = [sum(spans.sizes[:i]) for i in range(len(counts))]
     assert all(start % START == 0 for start in starts)
-    assert sum(spans.sizes) % ROWS == 0
+    assert spans.rows % ROWS == 0
     laid = spans.laid_out(rows)
-    assert len(laid) == (sum(spans.sizes) if len(rows) else 0)
+    assert len(laid) == (spans.rows if len(rows) else 0)
     assert (laid is rows) == (spans.whole or not len(rows))
     if len(rows):
         assert [part.flatten().tolist() for part in spans.parts(laid)] == [
             part.flatten().tolist() for part in rows.split(counts)
         ]
+
+
+@pytest.mark.parametrize("count", [5, 32])
+def test_leaves_that_are_alike_can_be_had_at_once(count: int) -> None:
+    spans, rows = Spans([count] * 3, aligned=True), torch.randn(3 * count, 2, generator=rng(0))
+    assert spans.alike
+    assert not Spans([count, count + 1], aligned=True).alike
+    assert torch.equal(spans.stacked(spans.laid_out(rows)), rows.view(3, count, 2))
 
 
 def test_leaves_that_need_not_be_aligned_lie_as_they_came() -> None:
@@ -67,7 +75,7 @@ def test_aligned_leaves_are_looked_at_where_they_lie(counts: list[int]) -> None:
     spans = Spans([sum(counts[i : i + 2]) for i in range(0, len(counts), 2)], aligned=True)
     looked = looked_at(counts, spans, 256, CPU)
     assert looked.which is not None
-    assert len(looked.which) == sum(looked.spans.sizes)
+    assert len(looked.which) == looked.spans.rows
     assert looked.spans.aligned
     expected = [part[: -(-len(part) // 2)].flatten().tolist() for part in rows.split(counts)]
     if len(rows):

@@ -24,7 +24,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-__all__ = ["Factor", "Gram", "blocks", "cross", "cross_into", "cross_stacked", "laid_out", "with_ones"]
+__all__ = ["Factor", "Gram", "blocks", "cross", "cross_into", "laid_out", "with_ones"]
 
 DELTA = {  # by the dtypes of the weights and of the products
     (torch.float64, torch.float64): 1e-8,
@@ -196,12 +196,6 @@ def cross_into(z: Tensor, a: Tensor, out: Tensor) -> Tensor:
     torch.sum(z, 0, out=out.select(1, columns))
     torch.mm(z.T, a, out=out.narrow(1, 0, columns))
     return out
-
-
-def cross_stacked(z: Tensor, a: Tensor, out: Tensor) -> Tensor:
-    """z'a of as many rows at a time as go to each of `out`."""
-    first, second = (t.unflatten(0, (len(out), -1)) for t in (z, a))
-    return torch.bmm(first.mT, second, out=out)
 
 
 def cross(z: Tensor, a: Tensor, bias: bool, at_once: int | None = None) -> Tensor:

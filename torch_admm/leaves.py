@@ -23,8 +23,9 @@ from .spans import Looked, Spans, looked_at
 
 __all__ = ["Leaves", "together"]
 
-LEAVES = {1024: 8, 512: 4, 64: 2}  # from so many rows on: products over few rows each cost more than they are worth
-STACKED = 32  # rows of a leaf from which on the products of all are made by one call; with few, that rounds otherwise
+LEAVES = {2048: 8, 512: 4, 64: 2}  # from so many rows on: products over few rows each cost more than they are worth
+STACKED = 400  # products of a leaf, from which on those of all are made by one call: fewer torch sums by itself
+KEPT = 64  # layouts of batches that are remembered: almost all are alike
 ALIGNMENT = 64  # bytes: products may round by where they are written to
 
 
@@ -46,9 +47,11 @@ class Leaves:
         """`W` gives shapes, dtype and device. Without a split, what comes on a rank is one leaf, in an open order."""
         self.order = comm.open_order() if split is None else comm.batch_order(split)
         self._together = 0 if split is None or self.order.is_open else split.together
-        self._shards = slice(None) if split is None else slice(split.here.start, split.here.stop)
-        self._held = first, last = self.order.held[comm.rank]
+        self._shards = None if split is None else split.here
+        self._firsts = split.here[:: self._together] if split is not None and self._together else ()
+        first, last = self.order.held[comm.rank]
         self._own = [(start - first, stop - start) for start, stop in self.order.owned[comm.rank]]
+        self._known: dict[tuple[int, ...], Spans] = {}
         self._comm, self._others = comm, dict[int, AbstractStanding]()
         self._standing = comm.standing(list(W.values()), W[1].dtype, self.order)
         self._layers = [_Layer(problem.layers[l].map, W_l, last - first) for l, W_l in W.items()]
@@ -56,14 +59,19 @@ class Leaves:
 
     def begin(self, x: Tensor, y: Tensor, counts: Sequence[int]) -> tuple[Tensor, Tensor]:
         """The rows here of a batch that has so many of each shard, of all ranks, as they should lie."""
-        size, leaves = self._together, range(*self._held)
-        own = [sum(counts[i * size : (i + 1) * size]) for i in leaves] if size else [len(x)]
-        self.spans = Spans(own, aligned=True)
-        return self.spans.laid_out(x), self.spans.laid_out(y)
+        size = self._together
+        own = tuple([sum(counts[i : i + size]) for i in self._firsts]) if size else (len(x),)
+        if own not in self._known:
+            if len(self._known) == KEPT:
+                self._known.clear()
+            self._known[own] = Spans(own, aligned=True)
+        self.spans = spans = self._known[own]
+        return spans.laid_out(x), spans.laid_out(y)
 
     def looked_at(self, counts: Sequence[int], rows: int, device: torch.device) -> Looked:
         """Which of these rows are looked at, in batches of about `rows`."""
-        return looked_at(counts[self._shards], self.spans, rows, device)
+        here = counts if self._shards is None else [counts[i] for i in self._shards]
+        return looked_at(here, self.spans, rows, device)
 
     def cross(self, l: int, r: Tensor, a: Tensor) -> None:
         """R_l of every leaf here, of rows r_l and a_{l-1} or [a_{l-1}, 1]."""
@@ -105,18 +113,18 @@ class _Layer:
     """R_l of the leaves here, laid out as weights are."""
 
     def __init__(self, linear: AbstractLinearMap, like: Tensor, leaves: int) -> None:
-        self._map, size, self._columns = linear, like.numel(), like.shape[1]
+        self._map, self._size, self._columns = linear, like.numel(), like.shape[1]
         unit = ALIGNMENT // like.element_size()
-        distance = -(-size // unit) * unit
-        strides = laid_out(like.new_empty(size), like.shape).stride()
+        distance = -(-self._size // unit) * unit
+        strides = laid_out(like.new_empty(self._size), like.shape).stride()
         room = like.new_zeros(leaves * distance)
         self.R = room.as_strided((leaves, *like.shape), (distance, *strides))
         self._leaves = self.R.unbind()
 
     def cross(self, r: Tensor, a: Tensor, spans: Spans) -> None:
         has_ones = a.shape[1] == self._columns  # or there is no bias
-        if has_ones and spans.whole and _are_alike(spans.counts):
-            self._map.cross_stacked(r, a, self.R)
+        if has_ones and spans.alike and len(self._leaves) > 1 and spans.counts[0] * self._size >= STACKED:
+            self._map.cross_stacked(spans.stacked(r), spans.stacked(a), self.R)
             return
         for R_i, r_i, a_i in zip(self._leaves, spans.parts(r), spans.parts(a), strict=True):
             self._map.cross_into(r_i, a_i, R_i)
@@ -151,8 +159,3 @@ def _additions(leaves: Tensor) -> list[tuple[Tensor, Tensor]]:
         return [*_additions(left), *_additions(right), (left.select(0, 0), right.select(0, 0))]
     pairs = leaves.unflatten(0, (middle, 2))
     return [(pairs.select(1, 0), pairs.select(1, 1)), *_additions(pairs.select(1, 0))]
-
-
-def _are_alike(counts: Sequence[int]) -> bool:
-    """Are they several of one size, and worth it?"""
-    return len(counts) > 1 and counts[0] >= STACKED and len(set(counts)) == 1

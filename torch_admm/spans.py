@@ -20,20 +20,32 @@ LOOK_ROWS = 128  # of a mini-batch that are looked at, or a quarter of its rows
 
 @final
 class Spans:
-    """Leaves of so many rows each; aligned ones start at multiples of START, and all together end at one of ROWS."""
+    """Leaves of so many rows each; aligned ones start at multiples of START, and have a multiple of ROWS in all."""
 
     def __init__(self, counts: Sequence[int], *, aligned: bool = False) -> None:
         """`counts` may be of no leaves at all."""
         self.counts, self.aligned = list(counts), aligned
         self.sizes = [-(-count // START) * START for count in counts] if aligned else self.counts
-        if aligned and self.sizes:
-            self.sizes[-1] += -sum(self.sizes) % ROWS
-        self.whole = self.sizes == self.counts
+        self.rows = sum(self.sizes)
+        self.rows += -self.rows % ROWS if aligned else 0
+        self.whole = self.rows == sum(counts)
+        self.alike = len(set(counts)) == 1
+        self._split = [*self.sizes, self.rows - sum(self.sizes)]
+        self._index: Tensor | None = None
 
     def parts(self, rows: Tensor) -> Sequence[Tensor]:
         """The rows of each leaf."""
-        found: Sequence[Tensor] = rows.split(self.sizes)
-        return found if self.whole else [t.narrow(0, 0, n) for t, n in zip(found, self.counts, strict=True)]
+        found: Sequence[Tensor] = rows.split(self._split)
+        if self.whole:
+            return found[:-1]
+        return [t.narrow(0, 0, n) for t, n in zip(found, self.counts, strict=False)]
+
+    def stacked(self, rows: Tensor) -> Tensor:
+        """The same with a dimension of leaves in front, where they are alike."""
+        leaves, count, size = len(self.counts), self.counts[0], self.sizes[0]
+        if self.whole:
+            return rows.view(leaves, count, -1)
+        return rows.narrow(0, 0, leaves * size).view(leaves, size, -1).narrow(1, 0, count)
 
     def sums(self, rows: Tensor) -> Tensor:
         """Over the rows of each leaf."""
@@ -47,10 +59,16 @@ class Spans:
         """Rows that follow each other closely, as they should lie; where there are none, the first one stands again."""
         if self.whole or not len(rows):
             return rows
-        pairs = zip(rows.split(self.counts), self.sizes, strict=True)
-        first = rows.narrow(0, 0, 1)
-        lines = ([part, first.expand(size - len(part), *rows.shape[1:])] for part, size in pairs)
-        return torch.cat([t for line in lines for t in line])
+        if self._index is None or self._index.device != rows.device:
+            self._index = torch.tensor(self._places(), device=rows.device)
+        return rows.index_select(0, self._index)
+
+    def _places(self) -> list[int]:
+        index, first = list[int](), 0
+        for count, size in zip(self.counts, self.sizes, strict=True):
+            index += [*range(first, first + count), *[0] * (size - count)]
+            first += count
+        return index + [0] * (self.rows - len(index))
 
 
 class Looked(NamedTuple):
@@ -73,9 +91,10 @@ def looked_at(counts: Sequence[int], spans: Spans, rows: int, device: torch.devi
     some = [math.ceil(share * count) for count in counts]
     looked = Spans([sum(some[i : i + together]) for i in range(0, len(some), together or 1)], aligned=spans.aligned)
     index: list[int] = []
-    for leaf, (at, end) in enumerate(zip(_starts(spans.sizes), accumulate(looked.sizes), strict=True)):
+    ends = [*_starts(looked.sizes)[1:], looked.rows][: len(looked.sizes)]
+    for leaf, (start, end) in enumerate(zip(_starts(spans.sizes), ends, strict=True)):
         for shard in range(leaf * together, (leaf + 1) * together):
-            begin = at + sum(counts[leaf * together : shard])
+            begin = start + sum(counts[leaf * together : shard])
             index += range(begin, begin + some[shard])
         index += [0] * (end - len(index))
     return Looked(torch.tensor(index, dtype=torch.int64, device=device), looked)

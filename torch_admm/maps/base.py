@@ -50,8 +50,8 @@ class AbstractLinearMap(abc.ABC):
         return out.copy_(self.cross(z, a))
 
     def cross_stacked(self, z: Tensor, a: Tensor, out: Tensor) -> None:
-        """The same of as many rows at a time as go to each of `out`; a has its ones."""
-        for R, z_i, a_i in zip(out.unbind(), z.chunk(len(out)), a.chunk(len(out)), strict=True):
+        """The same with one more dimension in front; a has its ones."""
+        for R, z_i, a_i in zip(out.unbind(), z.unbind(), a.unbind(), strict=True):
             self.cross_into(z_i, a_i, R)
 
     @abc.abstractmethod
