@@ -116,7 +116,7 @@ def _bytes_of_batches(ranks: Any) -> Any:
 
     AnchoredADMM._first_losses = counted  # type: ignore[method-assign, assignment]
     for dtype, number in ((torch.float32, 4), (torch.float64, 8)):
-        for rows, size, most in ((ROWS, 40, 1), (ROWS, 100, 1), (ROWS, ROWS - 1, 1), (1100, 1024, 1 + ranks.size % 2)):
+        for rows, size, most in ((ROWS, 40, 1), (ROWS, 100, 1), (ROWS, ROWS - 1, 1), (2100, 2048, 1 + ranks.size % 2)):
             steps = 3 * -(-rows // size)
             looks = sum(step < steps for step in (0, 1, 12))
             compared.clear()

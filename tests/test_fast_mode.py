@@ -69,7 +69,7 @@ BATCHES = {
     "batches of 128, smooth": batches(128, 12, 40, 20, 1, act=nn.Tanh),
     "fewer rows than directions": batches(7, 70, 90, 1, rows=70),
     "classes": batches(256, 8, 16, 5, loss="cross_entropy"),
-    "wide classes": batches(1100, 100, 30, 10, 3, loss="cross_entropy", rows=3000),
+    "wide classes": batches(2100, 100, 30, 10, 3, loss="cross_entropy", rows=5000),
     "inputs as they lie, hinge": batches(300, 41, 7, 1, loss="hinge"),  # longer than six times the outputs
     "squared": batches(1024, NOISE, 31, 90, 1, loss="squared", seeds=1),
     "large batches": batches(512, NOISE, 100, 1, seeds=1),

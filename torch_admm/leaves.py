@@ -16,17 +16,14 @@ from torch import Tensor
 
 from .comm import AbstractComm, AbstractStanding
 from .data.shards import SHARDS, Shards
-from .gram import laid_out
 from .maps import AbstractLinearMap
 from .problem import Problem, Weights
-from .spans import Looked, Spans, looked_at
+from .spans import Looked, Spans, looked_at, slots
 
 __all__ = ["Leaves", "together"]
 
 LEAVES = {2048: 8, 512: 4, 64: 2}  # from so many rows on: products over few rows each cost more than they are worth
-STACKED = 400  # products of a leaf, from which on those of all are made by one call: fewer torch sums by itself
 KEPT = 64  # layouts of batches that are remembered: almost all are alike
-ALIGNMENT = 64  # bytes: products may round by where they are written to
 
 
 def together(rows: int) -> int:
@@ -114,16 +111,12 @@ class _Layer:
 
     def __init__(self, linear: AbstractLinearMap, like: Tensor, leaves: int) -> None:
         self._map, self._size, self._columns = linear, like.numel(), like.shape[1]
-        unit = ALIGNMENT // like.element_size()
-        distance = -(-self._size // unit) * unit
-        strides = laid_out(like.new_empty(self._size), like.shape).stride()
-        room = like.new_zeros(leaves * distance)
-        self.R = room.as_strided((leaves, *like.shape), (distance, *strides))
+        self.R = slots(leaves, like)
         self._leaves = self.R.unbind()
 
     def cross(self, r: Tensor, a: Tensor, spans: Spans) -> None:
         has_ones = a.shape[1] == self._columns  # or there is no bias
-        if has_ones and spans.alike and len(self._leaves) > 1 and spans.counts[0] * self._size >= STACKED:
+        if has_ones and spans.is_stacked(self._size):
             self._map.cross_stacked(spans.stacked(r), spans.stacked(a), self.R)
             return
         for R_i, r_i, a_i in zip(self._leaves, spans.parts(r), spans.parts(a), strict=True):

@@ -192,8 +192,7 @@ class LeadingMoment(AbstractMoment):
         return self._UD
 
     def _sums(self, v: Tensor, spans: Spans) -> list[Tensor]:
-        lengths = torch.stack([torch.linalg.vector_norm(part) for part in spans.parts(v)])
-        return [spans.products(v @ self.U.T, v).double(), lengths.double().square()]
+        return [spans.products(v @ self.U.T, v).double(), spans.lengths(v).double().square()]
 
     def _nothing(self) -> list[Tensor]:
         return [torch.zeros_like(self.U, dtype=torch.float64), torch.zeros_like(self.square)]

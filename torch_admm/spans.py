@@ -9,12 +9,17 @@ from typing import NamedTuple, final
 
 import torch
 from torch import Tensor
+from torch.linalg import vector_norm
 
-__all__ = ["LOOK_ROWS", "Looked", "Spans", "looked_at"]
+from .gram import laid_out
+
+__all__ = ["LOOK_ROWS", "Looked", "Spans", "looked_at", "slots"]
 
 # What is done row by row comes out the same whatever rows are around, if rows that belong to nobody take the place of
 # those left over: products take four rows at a time, functions 32 entries.
 START, ROWS = 4, 32
+ALIGNMENT = 64  # bytes: products may round by where they are written to
+STACKED = 400  # products of a leaf: fewer are summed by torch itself if it has those of several leaves
 LOOK_ROWS = 128  # of a mini-batch that are looked at, or a quarter of its rows
 
 
@@ -29,7 +34,7 @@ class Spans:
         self.rows = sum(self.sizes)
         self.rows += -self.rows % ROWS if aligned else 0
         self.whole = self.rows == sum(counts)
-        self.alike = len(set(counts)) == 1
+        self.alike = len(set(counts)) == 1 and counts[0] > 0
         self._split = [*self.sizes, self.rows - sum(self.sizes)]
         self._index: Tensor | None = None
 
@@ -49,11 +54,27 @@ class Spans:
 
     def sums(self, rows: Tensor) -> Tensor:
         """Over the rows of each leaf."""
-        return torch.stack([part.sum(0) for part in self.parts(rows)])
+        return self.stacked(rows).sum(1) if self.alike else torch.stack([part.sum(0) for part in self.parts(rows)])
+
+    def lengths(self, rows: Tensor) -> Tensor:
+        """Of all rows of each leaf as one vector."""
+        if self.alike:
+            lengths: Tensor = vector_norm(self.stacked(rows), dim=(1, 2))
+            return lengths
+        return torch.stack([vector_norm(part) for part in self.parts(rows)])
 
     def products(self, left: Tensor, right: Tensor) -> Tensor:
         """left'right over the rows of each leaf."""
-        return torch.stack([a.T @ b for a, b in zip(self.parts(left), self.parts(right), strict=True)])
+        found = slots(len(self.counts), left.new_empty(left.shape[1], right.shape[1]))
+        if self.is_stacked(left.shape[1] * right.shape[1]):
+            return torch.bmm(self.stacked(left).mT, self.stacked(right), out=found)
+        for a, b, out in zip(self.parts(left), self.parts(right), found, strict=True):
+            torch.mm(a.T, b, out=out)
+        return found
+
+    def is_stacked(self, size: int) -> bool:
+        """Are products of so many entries made for all leaves by one call, which then rounds as one call each would?"""
+        return self.alike and len(self.counts) > 1 and self.counts[0] * size >= STACKED
 
     def laid_out(self, rows: Tensor) -> Tensor:
         """Rows that follow each other closely, as they should lie; where there are none, the first one stands again."""
@@ -69,6 +90,14 @@ class Spans:
             index += [*range(first, first + count), *[0] * (size - count)]
             first += count
         return index + [0] * (self.rows - len(index))
+
+
+def slots(leaves: int, like: Tensor) -> Tensor:
+    """Memory for something of each leaf that is laid out like weights of this shape."""
+    unit = ALIGNMENT // like.element_size()
+    distance = -(-like.numel() // unit) * unit
+    strides = laid_out(like.new_empty(like.numel()), like.shape).stride()
+    return like.new_zeros(leaves * distance).as_strided((leaves, *like.shape), (distance, *strides))
 
 
 class Looked(NamedTuple):
@@ -90,12 +119,12 @@ def looked_at(counts: Sequence[int], spans: Spans, rows: int, device: torch.devi
     share, together = min(1.0, max(LOOK_ROWS / rows, 0.25)), len(counts) // max(1, len(spans.counts))
     some = [math.ceil(share * count) for count in counts]
     looked = Spans([sum(some[i : i + together]) for i in range(0, len(some), together or 1)], aligned=spans.aligned)
-    index: list[int] = []
+    index = list[int]()
     ends = [*_starts(looked.sizes)[1:], looked.rows][: len(looked.sizes)]
     for leaf, (start, end) in enumerate(zip(_starts(spans.sizes), ends, strict=True)):
-        for shard in range(leaf * together, (leaf + 1) * together):
-            begin = start + sum(counts[leaf * together : shard])
-            index += range(begin, begin + some[shard])
+        begins = accumulate(counts[leaf * together : (leaf + 1) * together], initial=start)
+        for begin, taken in zip(begins, some[leaf * together : (leaf + 1) * together], strict=False):
+            index += range(begin, begin + taken)
         index += [0] * (end - len(index))
     return Looked(torch.tensor(index, dtype=torch.int64, device=device), looked)
 

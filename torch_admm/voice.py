@@ -37,12 +37,11 @@ class Voice:
         """Take rows of outputs and targets into the sums."""
         gains = self._gains(step)
         z, ys = (torch.cat([m * gain for gain in gains]), torch.cat([y] * len(gains))) if len(gains) > 1 else (m, y)
-        heard = self.nothing.new_zeros(len(m), len(self.nothing))
-        heard.select(1, 0).fill_(1)
-        heard.narrow(1, 1, len(gains)).copy_(self.problem.loss(z, ys).view(len(gains), -1).T)
+        sums = self.nothing.repeat(len(spans.counts), 1)
+        sums.select(1, 0).copy_(torch.tensor(spans.counts))
+        sums.narrow(1, 1, len(gains)).copy_(spans.sums(self.problem.loss(z, ys).double().view(len(gains), -1).T))
         if step == 0:
-            heard.narrow(1, 2 + len(GAINS), m.shape[1]).copy_(m)
-        sums = spans.sums(heard)
+            sums.narrow(1, 2 + len(GAINS), m.shape[1]).copy_(spans.sums(m.double()))
         self.sums = sums if self.sums is None else self.sums + sums
 
     def take(self, leaves: int = 1) -> Tensor:
