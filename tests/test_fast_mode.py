@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from torch_admm import AbstractMethod, AnchoredADMM, BregmanADMM, comm, fit
+from torch_admm.data.hdf5 import Writer
 from torch_admm.precision import LITTLE_SWEEP
 
 from .helpers import blobs, net, rng
@@ -162,6 +164,35 @@ def test_more_ranks_add_up_in_an_order_of_their_own(alone: dict[Any, Any]) -> No
             if dtype == torch.float64:
                 one = torch.tensor(alone[name, seed, dtype], dtype=dtype)
                 assert apart(one, torch.tensor(found, dtype=dtype)) < BOUND
+
+
+def _of_a_file(_: Any, path: str) -> dict[str, list[float]]:
+    """Weights after batches that are not as long on every rank, and lie anywhere in what was read."""
+    found = {}
+    for dtype in DTYPES:
+        model = net(7, 5, 1, dtype=dtype)
+        method = AnchoredADMM("logistic", batch_size=255, refresh=3)
+        fit(model, path, method, max_sweeps=3, restore_best=False, sinks=(), evaluate_every=99)
+        found[str(dtype)] = nn.utils.parameters_to_vector(model.parameters()).tolist()
+    return found
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_so_do_ranks_that_read_a_file(size: int, tmp_path: Path) -> None:
+    path, (x, y) = str(tmp_path / "rows.h5"), blobs(2999, 7)
+    with Writer(path, features=7, source="test", classes=["in", "out"], chunk_bytes=7 * 4 * 100) as out:
+        out.write(x.numpy(), y.numpy())
+    (alone,) = on_ranks(1, in_group, _of_a_file, path)
+    assert isinstance(alone, dict), alone
+    assert on_ranks(size, in_group, _of_a_file, path) == [alone] * size
+
+
+@pytest.mark.parametrize(("batch_size", "deterministic"), [("full", False), (100, True)])
+def test_runs_without_leaves_have_no_room_for_them(batch_size: Any, deterministic: bool) -> None:
+    """It would be as large as the weights, for each."""
+    method = AnchoredADMM("logistic", batch_size=batch_size)
+    fit(net(4, 9, 5, 1), blobs(331, 4), method, max_sweeps=1, sinks=(), deterministic=deterministic)
+    assert len(method.leaves._lines) == 1
 
 
 def _by_gloo(names: Sequence[str]) -> Any:

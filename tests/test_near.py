@@ -12,6 +12,8 @@ import pytest
 import torch
 
 from torch_admm.comm import AbstractComm, Group, Solo, meet, near, signals
+from torch_admm.comm.tree import tree_sum
+from torch_admm.data.shards import SHARDS, Shards
 from torch_admm.errors import CommError
 
 from .helpers import rng
@@ -143,6 +145,34 @@ def test_a_standing_sum_is_made_where_it_crosses_from(size: int, rows: int, back
 
 def test_a_standing_sum_of_one_process() -> None:
     _held(1, 7, [_standing(Solo(), 7)])
+
+
+def _in_order(ranks: AbstractComm, leaves: int, size: int) -> list[bytes]:
+    """Sums of so many leaves, of which some ranks may have none."""
+    order = ranks.batch_order(Shards(100).part(ranks.rank, ranks.size, SHARDS // leaves))
+    standing, found = ranks.standing([torch.empty(size)], torch.float32, order), []
+    for i in range(near.RING + 1):
+        known = {(k, k + 1): torch.randn(size, generator=rng(100 * i + k)) for k in range(leaves)}
+        for branch, (place,) in zip(order.owned[ranks.rank], standing.places(), strict=True):
+            place.copy_(tree_sum(branch, known))
+        standing.start()
+        found.append(standing.wait()[0].numpy().tobytes())
+    return found
+
+
+def _in_orders(backend: str) -> Any:
+    """Of the longer ones, ranks of one machine add up a stripe each."""
+    return in_group(lambda ranks: [_in_order(ranks, *case) for case in ORDERED], backend=backend)
+
+
+ORDERED = [(leaves, size) for leaves in (1, 2, 4, 8) for size in (7, 20_000)]
+
+
+@pytest.mark.parametrize("backend", ["auto", "gloo"])
+@pytest.mark.parametrize("size", [2, 3, 5])
+def test_a_standing_sum_has_an_order(size: int, backend: str) -> None:
+    alone = [_in_order(Solo(), *case) for case in ORDERED]
+    assert on_ranks(size, _in_orders, backend) == [alone] * size
 
 
 def _slowly(ranks: AbstractComm, slow: int) -> list[float]:

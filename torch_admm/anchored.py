@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any, Literal, final
 
 import torch
@@ -72,7 +73,7 @@ class AnchoredADMM(AbstractMethod):
     mean: Weights
     guard: Guard
     scaling: Scaling | None
-    split: Shards | None  # of the rows; None if somebody else brings batches
+    split: Shards | None = None  # of the rows of mini-batches; None if they are somebody else's, or there are none
 
     def __init__(
         self,
@@ -134,8 +135,10 @@ class AnchoredADMM(AbstractMethod):
     @torch.no_grad()
     def init(self, problem: Problem, rows: AbstractRows, *, batch_size: int | None = None, seed: int = 0) -> None:
         """Start from the model's own weights."""
-        self.rows, self.split, self.seed = rows, rows.split, seed
-        self.size = self._step_rows(problem, rows, batch_size)
+        self.rows, self.seed, self.size = rows, seed, self._step_rows(problem, rows, batch_size)
+        self.split = None if self._by_pieces(rows) else rows.split
+        if self.split is not None and len(rows.split.here) == rows.split.number:  # nobody else has any
+            self.split = replace(rows.split, together=together(self.size))
         self._start(problem)
         self.scale(rows)
 
@@ -147,8 +150,8 @@ class AnchoredADMM(AbstractMethod):
     def part(self, problem: Problem, rows: AbstractRows, batch_size: int | None) -> AbstractRows:
         """Leaves of mini-batches are not torn apart, unless `deterministic` asks for shards, or ranks are too many."""
         size, comm = self._step_rows(problem, rows, batch_size), self.comm
-        whole = size >= rows.total or comm.deterministic or comm.size > GATHERED
-        return rows.part(comm.rank, comm.size, 1 if whole else together(size))
+        by_shard = size >= rows.total or comm.deterministic or comm.size > GATHERED
+        return rows.part(comm.rank, comm.size, 1 if by_shard else together(size))
 
     def _step_rows(self, problem: Problem, rows: AbstractRows, batch_size: int | None) -> int:
         size = rows.batch_size if batch_size is None else batch_size
@@ -161,7 +164,7 @@ class AnchoredADMM(AbstractMethod):
         if self.size >= rows.total:
             pieces = (self._chunks(piece) for piece in comm.pieces(rows))
             self.sweep(pieces, rows.total, comm.order(rows), torch.float64)
-        elif comm.deterministic:
+        elif self._by_pieces(rows):
             for batch in self._batches():
                 self.sweep(self._shards(*batch), self.size, comm.order(rows))
         else:
@@ -214,6 +217,10 @@ class AnchoredADMM(AbstractMethod):
 
         if some is None or self._refresh(R, leaves.totals(self._seen(len(leaves.spans.counts))), of_first):
             self._move(R, rows)
+
+    def _by_pieces(self, rows: AbstractRows) -> bool:
+        """Are steps over all rows, or over shards by themselves?"""
+        return self.size >= rows.total or self.comm.deterministic
 
     def _begin(self) -> bool:
         """Is this a step that looks at moments?"""
@@ -288,9 +295,10 @@ class AnchoredADMM(AbstractMethod):
 
     def _shards(self, x: Tensor, y: Tensor, counts: Sequence[int]) -> Iterator[list[Chunk]]:
         """What is here of a mini-batch, shard by shard."""
-        mine = [counts[i] for i in self.rows.split.here]
+        mine, look = [counts[i] for i in self.rows.split.here], self.looks()
         for x_i, y_i, count in zip(x.split(mine), y.split(mine), mine, strict=True):
-            yield [(x_i, y_i, looked_at([count], Spans([count]), self.size, x.device))]
+            spans = Spans([count])
+            yield [(x_i, y_i, looked_at([count], spans, self.size, x.device) if look else Looked(None, spans))]
 
     def looks(self) -> bool:
         """Is the next step one that refreshes the second moments?"""

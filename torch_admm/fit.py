@@ -94,7 +94,7 @@ def fit(
     ranks, and has the bytes that each handed over while training (`bytes_sent`).
 
     Arguments are checked before anything in the model changes. Training runs outside autocast, whatever surrounds it.
-    Both ADMM methods train a float32 model in float64 where there is so little to do that it costs next to nothing.
+    Sweeps over few rows train a float32 model in float64, where it costs next to nothing.
     Ctrl-C ends the run and returns what there is, once the first row has been recorded.
     """
     comm = current(deterministic=choice("deterministic", deterministic, (False, True)))
@@ -130,7 +130,7 @@ def fit(
             method.load_state_dict(state)
             problem.write(method.weights())
     outlets = outlets if comm.rank == 0 else []
-    run = Run(method, judge, comm, rows, clock, stops, outlets, every, checkpoints, save_every)
+    run = Run(method, judge, comm, mine, clock, stops, outlets, every, checkpoints, save_every)
     if checkpoints is not None:
         _take_up(run, checkpoints, resume)
     outcome, message = run.loop(max_sweeps)

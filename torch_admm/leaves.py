@@ -1,4 +1,4 @@
-"""The sums of a mini-batch step, made so that any number of ranks gets the same bits.
+"""The sums of a mini-batch step, made so that any number of ranks up to 8 gets the same bits.
 
 A batch consists of a few leaves: the rows of some neighbouring shards, which are always on one rank. What is done row
 by row comes out the same whatever rows are around, as long as they lie right (`Spans`); a product over the rows of one
@@ -14,11 +14,12 @@ from typing import final
 import torch
 from torch import Tensor
 
+from .block import Block
 from .comm import AbstractComm, AbstractStanding
 from .data.shards import SHARDS, Shards
 from .maps import AbstractLinearMap
 from .problem import Problem, Weights
-from .spans import Looked, Spans, looked_at, slots
+from .spans import Looked, Spans, looked_at
 
 __all__ = ["Leaves", "together"]
 
@@ -50,9 +51,13 @@ class Leaves:
         self._own = [(start - first, stop - start) for start, stop in self.order.owned[comm.rank]]
         self._known: dict[tuple[int, ...], Spans] = {}
         self._comm, self._others = comm, dict[int, AbstractStanding]()
-        self._standing = comm.standing(list(W.values()), W[1].dtype, self.order)
-        self._layers = [_Layer(problem.layers[l].map, W_l, last - first) for l, W_l in W.items()]
-        self._sums = [[_Sum(layer.R.narrow(0, *own)) for layer in self._layers] for own in self._own]
+        self._block = Block(list(W.values()))
+        self._lines = W[1].new_zeros(last - first, self._block.size)  # R_l of all layers, a line each leaf
+        layers = zip(problem.layers.values(), self._block.cut_lines(self._lines), strict=True)
+        self._layers = [_Layer(layer.map, R) for layer, R in layers]
+        self._sums = [_Sum(self._lines.narrow(0, *own)) for own in self._own]
+        self._standing = self._standing_for(self._lines)
+        self._R: tuple[Tensor, list[Tensor]] | None = None
 
     def begin(self, x: Tensor, y: Tensor, counts: Sequence[int]) -> tuple[Tensor, Tensor]:
         """The rows here of a batch that has so many of each shard, of all ranks, as they should lie."""
@@ -63,7 +68,7 @@ class Leaves:
                 self._known.clear()
             self._known[own] = Spans(own, aligned=True)
         self.spans = spans = self._known[own]
-        return spans.laid_out(x), spans.laid_out(y)
+        return self._comm.aligned(spans.laid_out(x)), spans.laid_out(y)
 
     def looked_at(self, counts: Sequence[int], rows: int, device: torch.device) -> Looked:
         """Which of these rows are looked at, in batches of about `rows`."""
@@ -76,8 +81,7 @@ class Leaves:
 
     def nothing(self) -> None:
         """What a batch gives that has no rows here."""
-        for layer in self._layers:
-            layer.R.zero_()
+        self._lines.zero_()
 
     def totals(self, seen: Sequence[Tensor]) -> list[Tensor]:
         """Of other sums, one for each leaf here, those over the leaves of all ranks, in float64."""
@@ -85,7 +89,7 @@ class Leaves:
         sums = torch.cat([t.reshape(len(t), size) for t, size in zip(seen, sizes, strict=True)], 1)
         size = sum(sizes)
         if size not in self._others:
-            self._others[size] = self._comm.standing([sums.new_empty(size)], sums.dtype, self.order)
+            self._others[size] = self._standing_for(sums)
         standing = self._others[size]
         for own, (place,) in zip(self._own, standing.places(), strict=True):
             _Sum(sums.narrow(0, *own)).into(place)
@@ -95,29 +99,33 @@ class Leaves:
 
     def start(self) -> None:
         """Start to add up the leaves of all ranks."""
-        for branch, places in zip(self._sums, self._standing.places(), strict=True):
-            for layer, place in zip(branch, places, strict=True):
-                layer.into(place)
+        for branch, (place,) in zip(self._sums, self._standing.places(), strict=True):
+            branch.into(place)
         self._standing.start()
 
     def wait(self) -> Sequence[Tensor]:
         """R_l of the batch, the caller's to use up; they last until the next ones are made."""
-        return self._standing.wait()
+        (total,) = self._standing.wait()
+        if self._R is None or self._R[0] is not total:  # views are made once
+            self._R = total, self._block.cut(total)
+        return self._R[1]
+
+    def _standing_for(self, lines: Tensor) -> AbstractStanding:
+        return self._comm.standing([lines.new_empty(lines.shape[1])], lines.dtype, self.order)
 
 
 @final
 class _Layer:
-    """R_l of the leaves here, laid out as weights are."""
+    """R_l of the leaves here."""
 
-    def __init__(self, linear: AbstractLinearMap, like: Tensor, leaves: int) -> None:
-        self._map, self._size, self._columns = linear, like.numel(), like.shape[1]
-        self.R = slots(leaves, like)
-        self._leaves = self.R.unbind()
+    def __init__(self, linear: AbstractLinearMap, R: Tensor) -> None:
+        self._map, self._R, self._leaves = linear, R, R.unbind()
+        self._columns, self._size = R.shape[2], R.shape[1] * R.shape[2]
 
     def cross(self, r: Tensor, a: Tensor, spans: Spans) -> None:
         has_ones = a.shape[1] == self._columns  # or there is no bias
         if has_ones and spans.is_stacked(self._size):
-            self._map.cross_stacked(spans.stacked(r), spans.stacked(a), self.R)
+            self._map.cross_stacked(spans.stacked(r), spans.stacked(a), self._R)
             return
         for R_i, r_i, a_i in zip(self._leaves, spans.parts(r), spans.parts(a), strict=True):
             self._map.cross_into(r_i, a_i, R_i)

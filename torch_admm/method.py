@@ -35,7 +35,7 @@ class AbstractMethod(abc.ABC):
         return False
 
     def part(self, problem: Problem, rows: AbstractRows, batch_size: int | None) -> AbstractRows:
-        """The rows of this rank, of those of all."""
+        """The rows of this rank, of those of all. A method that wraps another asks that one."""
         return rows.part(self.comm.rank, self.comm.size)
 
     @abc.abstractmethod

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from itertools import accumulate, pairwise
+from itertools import pairwise
 from typing import final
 
 import torch
 from torch import Tensor
 from torch.linalg import vector_norm
 
-from .gram import laid_out
+from .block import Block
 from .problem import Problem, Weights
 
 __all__ = ["Motion"]
-
-ALIGNMENT = 64  # bytes: where weights start, so that products of them round as those of any copy
 
 
 @final
@@ -24,29 +22,24 @@ class Motion:
         V_l = mu V_l + D_l
         W_l += eta max(||W_l||, ||W_l at the start||) V_l / ||V_l||
 
-    All of them lie in one block of memory: what concerns all layers takes one call, and a small step is little else
-    than calls. No value is looked at on the host.
+    All of them lie in one block of memory. No value is looked at on the host.
     """
 
     def __init__(self, problem: Problem) -> None:
         """Start from the weights of the problem's model."""
         read = problem.read()
         like, L = read[1], len(read)
-        unit = ALIGNMENT // like.element_size()
-        starts = [0, *accumulate(-(-W.numel() // unit) * unit for W in read.values())]
-        block = like.new_zeros(3, starts[-1])
-        _, self._all_W, self._all_means = block.unbind()
-        self.V, self.W, self.mean = (
-            {l: laid_out(row.narrow(0, starts[i], W.numel()), W.shape) for i, (l, W) in enumerate(read.items())}
-            for row in block.unbind()
-        )
+        block = Block(list(read.values()))
+        lines = like.new_zeros(3, block.size)
+        _, self._all_W, self._all_means = lines.unbind()
+        self.V, self.W, self.mean = (dict(zip(read, block.cut(line), strict=True)) for line in lines.unbind())
         self._inner = {l: W.narrow(1, 0, problem.layers[l].map.inputs) for l, W in self.W.items()}
         self._norms, self._strides = like.new_zeros(2, L), like.new_zeros(L)
         # a V whose squares underflow has no direction, and its layer hardly moves
         self._least = like.new_full((2, L), torch.finfo(like.dtype).tiny ** 0.5)
         self.first = dict(zip(read, self._least.select(0, 1).unbind(), strict=True))
-        both, lengths = block.narrow(0, 0, 2), self._norms.unbind(1)
-        self._measured = [(both.narrow(1, a, b - a), at) for at, (a, b) in zip(lengths, pairwise(starts), strict=True)]
+        both, spans = lines.narrow(0, 0, 2), zip(self._norms.unbind(1), pairwise(block.starts), strict=True)
+        self._measured = [(both.narrow(1, start, stop - start), at) for at, (start, stop) in spans]
         self._moved = list(zip(self.W.values(), self.V.values(), self._strides.unbind(), strict=True))
         self._lengths = self._norms.unbind()  # of V, of W
         for l, W in read.items():

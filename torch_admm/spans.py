@@ -11,14 +11,13 @@ import torch
 from torch import Tensor
 from torch.linalg import vector_norm
 
-from .gram import laid_out
+from .block import Block
 
-__all__ = ["LOOK_ROWS", "Looked", "Spans", "looked_at", "slots"]
+__all__ = ["Looked", "Spans", "looked_at"]
 
 # What is done row by row comes out the same whatever rows are around, if rows that belong to nobody take the place of
 # those left over: products take four rows at a time, functions 32 entries.
 START, ROWS = 4, 32
-ALIGNMENT = 64  # bytes: products may round by where they are written to
 STACKED = 400  # products of a leaf: fewer are summed by torch itself if it has those of several leaves
 LOOK_ROWS = 128  # of a mini-batch that are looked at, or a quarter of its rows
 
@@ -65,7 +64,8 @@ class Spans:
 
     def products(self, left: Tensor, right: Tensor) -> Tensor:
         """left'right over the rows of each leaf."""
-        found = slots(len(self.counts), left.new_empty(left.shape[1], right.shape[1]))
+        block = Block([left.new_empty(left.shape[1], right.shape[1])])
+        (found,) = block.cut_lines(left.new_empty(len(self.counts), block.size))
         if self.is_stacked(left.shape[1] * right.shape[1]):
             return torch.bmm(self.stacked(left).mT, self.stacked(right), out=found)
         for a, b, out in zip(self.parts(left), self.parts(right), found, strict=True):
@@ -90,14 +90,6 @@ class Spans:
             index += [*range(first, first + count), *[0] * (size - count)]
             first += count
         return index + [0] * (self.rows - len(index))
-
-
-def slots(leaves: int, like: Tensor) -> Tensor:
-    """Memory for something of each leaf that is laid out like weights of this shape."""
-    unit = ALIGNMENT // like.element_size()
-    distance = -(-like.numel() // unit) * unit
-    strides = laid_out(like.new_empty(like.numel()), like.shape).stride()
-    return like.new_zeros(leaves * distance).as_strided((leaves, *like.shape), (distance, *strides))
 
 
 class Looked(NamedTuple):

@@ -86,7 +86,9 @@ class Gathered(AbstractStanding):
         self._pending = self._gather_later(self._values)
 
     def wait(self) -> Sequence[Tensor]:
-        self._total.copy_(self._order.total(branches_of(self._pending.wait(), self._order)))
+        came = self._pending.wait()
+        del self._pending  # or it would be there until the next has come
+        self._total.copy_(self._order.total(branches_of(came, self._order)))
         return self._sums
 
 

@@ -15,7 +15,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-__all__ = ["ONE_LEAF", "Branch", "Growing", "Order", "branches", "halves", "tree_sum"]
+__all__ = ["ONE_LEAF", "Branch", "Growing", "Order", "branches", "tree_sum"]
 
 Branch = tuple[int, int]  # of the leaves from .. to
 ONE_LEAF: Branch = (0, 1)
@@ -60,7 +60,7 @@ def branches(tree: Branch, stretch: Branch) -> tuple[Branch, ...]:
         return (tree,) if tree[0] < tree[1] else ()
     if tree[1] <= stretch[0] or stretch[1] <= tree[0]:
         return ()
-    left, right = halves(tree)
+    left, right = _halves(tree)
     return *branches(left, stretch), *branches(right, stretch)
 
 
@@ -68,12 +68,11 @@ def tree_sum(tree: Branch, known: dict[Branch, Tensor]) -> Tensor:
     """The sum of a branch, from those that are known; they reach down far enough."""
     if tree in known:
         return known[tree]
-    left, right = halves(tree)
+    left, right = _halves(tree)
     return tree_sum(left, known) + tree_sum(right, known)
 
 
-def halves(tree: Branch) -> tuple[Branch, Branch]:
-    """Of a branch with several leaves."""
+def _halves(tree: Branch) -> tuple[Branch, Branch]:
     middle = (tree[0] + tree[1]) // 2
     return (tree[0], middle), (middle, tree[1])
 

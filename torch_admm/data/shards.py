@@ -40,7 +40,7 @@ def dealt(number: int, ranks: int, together: int = 1) -> list[range]:
 
 
 def generator(seed: int, *key: int) -> np.random.Generator:
-    """Random numbers of their own for every key: an epoch, or a shard in an epoch, or a window of it."""
+    """Random numbers of their own for every key: a shard in an epoch, a window of it, or some orders of shards."""
     return np.random.default_rng(np.random.SeedSequence(seed, spawn_key=key))
 
 
@@ -121,9 +121,7 @@ class Shards:
         different, which = np.unique((ends - 1) // period, return_inverse=True)
         radices = RADICES.get(self.number, ()) if size >= self.number else ()
         place = _orders(different, self.number, radices, seed, epoch)
-        if (
-            different[-1] == last // period
-        ):  # here, shards that have no row in the last round come after those that have
+        if different[-1] == last // period:  # shards that have no row in the last round come after those that have
             short = np.diff(self._borders()) == last // self.number
             place[-1] = (place[-1] + self.number * short).argsort().argsort()
         chosen = place[which, self.here.start : self.here.stop] <= extra[:, None]
