@@ -4,9 +4,9 @@
 
 The difference is that of the largest norm, relative to the largest weight. Beside it stands how far one process is from
 itself when each value of the data moves by one unit in its last place: as far would ranks be from each other, if their
-sums were not the same to the bit. Labels that are `drawn` have nothing to do with the data. In batches, 10 steps are an epoch over the first 10
-batches' rows, in float32 and float64; everything else is over all rows. A figure has the least and the largest of
-several seeds.
+sums were not the same to the bit. Labels that are `drawn` have nothing to do with the data. In batches, 10 steps are an
+epoch over the first 10 batches' rows, in float32 and float64; everything else is over all rows. A figure has the least
+and the largest of several seeds.
 """
 
 from __future__ import annotations
