@@ -13,7 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 import torch_admm
 from tests.helpers import CountSyncs, blobs, net, started
 from torch_admm.data import Rows
-from torch_admm.spans import Looked, Spans
+from torch_admm.feed import Chunk
 
 ACTIVATIONS: list[type[nn.Module]] = [nn.ReLU, nn.Hardsigmoid, nn.LeakyReLU, nn.Sigmoid, nn.GELU]
 LOSSES = ["hinge", "one_vs_rest_hinge", "squared", "l1", "huber", "logistic", "cross_entropy"]
@@ -121,7 +121,7 @@ def test_anchored_on_fake_cuda(loss: str, hidden: int, standardise: bool, monkey
     y = torch.zeros(40, dtype=torch.int64, device="cuda") if k > 1 else torch.zeros(40, 1, device="cuda")
     method = torch_admm.AnchoredADMM(loss, standardise=standardise)
     method.init(torch_admm.from_module(model, loss), Rows(x, y), seed=0)
-    chunks = [(c.x, c.y, Looked(None, Spans([len(c.x)]))) for c in method.rows.chunks(30)]
+    chunks = [Chunk.whole(c.x, c.y) for c in method.rows.chunks(30)]
     for step, looks in ((0, True), (2, False)):
         method.steps = step
         assert method.looks() is looks

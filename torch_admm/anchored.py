@@ -10,6 +10,8 @@ from typing import Any, Literal, final
 import torch
 from torch import Tensor, nn
 
+from . import feed
+from . import state as states
 from .activations import GOLDEN
 from .arguments import choice, fraction, non_negative, positive, positive_int
 from .bound import BoundADMM
@@ -18,6 +20,7 @@ from .comm.base import GATHERED
 from .damping import Damping
 from .data import AbstractRows, Ahead
 from .data.shards import Shards
+from .feed import Chunk
 from .guard import Guard
 from .leaves import Leaves, together
 from .losses import loss_of
@@ -26,21 +29,18 @@ from .motion import Motion
 from .precision import LITTLE_SWEEP
 from .problem import Problem, Weights, from_module
 from .scaling import Scaling, looked, measured
-from .spans import Looked, Spans, looked_at
+from .spans import Looked
 from .voice import Voice
 from .walk import Walk
 
 __all__ = ["AnchoredADMM"]
 
-# of the widest layer: a chunk's temporaries then stay in the last-level cache, next to those of another rank
-CHUNK_ENTRIES, INPUT_ENTRIES = 3 << 17, 1 << 21  # inputs that are not copied may be more
 EARLY = (1, 12)  # batches at which moments are refreshed too, while they know little
 SMALL_NET = 16_384  # weights up to which mini-batches may be twice as large
 
 COUNTERS = ("steps", "epoch", "shorter", "rollbacks")
 RUN = ("comm", "problem", "rows", "split", "seed", "size")  # what a run is made of, beside its settings and its state
 
-Chunk = tuple[Tensor, Tensor, Looked]  # x, y, and which of them are looked at
 Cross = Callable[[int, Tensor, Tensor], None]  # takes l, r_l and a_{l-1} into the sums R_l
 
 
@@ -162,11 +162,12 @@ class AnchoredADMM(AbstractMethod):
         """One epoch of mini-batches, or one sweep over all rows."""
         comm, rows = self.comm, self.rows
         if self.size >= rows.total:
-            pieces = (self._chunks(piece) for piece in comm.pieces(rows))
+            pieces = (feed.chunks(piece, self.chunk, comm) for piece in comm.pieces(rows))
             self.sweep(pieces, rows.total, comm.order(rows), torch.float64)
         elif self._by_pieces(rows):
-            for batch in self._batches():
-                self.sweep(self._shards(*batch), self.size, comm.order(rows))
+            for x, y, counts in self._batches():
+                mine = [counts[i] for i in rows.split.here]
+                self.sweep(feed.shards(x, y, mine, self.size if self.looks() else None), self.size, comm.order(rows))
         else:
             batches = Ahead(self._batches())
             for batch in batches:
@@ -212,7 +213,7 @@ class AnchoredADMM(AbstractMethod):
         R = dict(zip(self.W, leaves.wait(), strict=True))
 
         def of_first() -> Tensor:
-            chunks = [(x, y, some)] if some is not None and len(x) else []
+            chunks = [Chunk(x, y, some)] if some is not None and len(x) else []
             return leaves.totals([self._first_losses(chunks, len(leaves.spans.counts))])[0]
 
         if some is None or self._refresh(R, leaves.totals(self._seen(len(leaves.spans.counts))), of_first):
@@ -272,7 +273,7 @@ class AnchoredADMM(AbstractMethod):
         noted: list[Chunk] = []
         for x, y, some in chunks:
             self._walk(x, y, len(x), None if looked is None else some, add)
-            noted += [(x, y, some)] if kept is None else []
+            noted += [Chunk(x, y, some)] if kept is None else []
         sums = [R[l] if l in R else torch.zeros_like(W, dtype=kept) for l, W in self.W.items()]
         if looked is None:
             return sums
@@ -282,23 +283,11 @@ class AnchoredADMM(AbstractMethod):
     def _seen(self, leaves: int = 1) -> list[Tensor]:
         return [self.voice.take(leaves), *self.damping.take(leaves)]
 
-    def _chunks(self, piece: AbstractRows) -> Iterator[Chunk]:
-        parts = max(1, -(-piece.count // self.chunk))  # of equal size: a few rows left over cost as much as many
-        for _, x, y in piece.chunks(max(1, -(-piece.count // parts))):
-            yield self.comm.aligned(x), y, Looked(None, Spans([len(x)]))
-
     def _batches(self) -> Iterator[tuple[Tensor, Tensor, Sequence[int]]]:
         """What is here of every mini-batch, and how many rows it has of each shard."""
         order = self.size, self.seed, self.epoch
         for (x, y), counts in zip(self.rows.batches(*order), self.rows.batch_counts(*order), strict=True):
             yield x, y, counts
-
-    def _shards(self, x: Tensor, y: Tensor, counts: Sequence[int]) -> Iterator[list[Chunk]]:
-        """What is here of a mini-batch, shard by shard."""
-        mine, look = [counts[i] for i in self.rows.split.here], self.looks()
-        for x_i, y_i, count in zip(x.split(mine), y.split(mine), mine, strict=True):
-            spans = Spans([count])
-            yield [(x_i, y_i, looked_at([count], spans, self.size, x.device) if look else Looked(None, spans))]
 
     def looks(self) -> bool:
         """Is the next step one that refreshes the second moments?"""
@@ -319,9 +308,8 @@ class AnchoredADMM(AbstractMethod):
 
     def state_dict(self) -> dict[str, Any]:
         """Weights, momentum, average, moments, what a roll-back goes back to, and counters; copies."""
-        tensors = {name: {l: t.clone() for l, t in part.items()} for name, part in self._parts().items()}
         return {
-            **tensors,
+            **states.copies(self._parts()),
             **self.damping.state_dict(),
             "scaling": None if self.scaling is None else self.scaling.state_dict(),
             **{name: getattr(owner, name) for owner, names in self._counters() for name in names},
@@ -330,19 +318,9 @@ class AnchoredADMM(AbstractMethod):
     @torch.no_grad()
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Copy a state into this run; shapes must be those of this problem."""
-        for name, mine in self._parts().items():
-            if name not in state:
-                raise ValueError(f"state has no {name!r}; one that AnchoredADMM.state_dict() gave is expected")
-            for l, tensor in mine.items():
-                if l not in state[name] or state[name][l].shape != tensor.shape:
-                    came = tuple(state[name][l].shape) if l in state[name] else "nothing"
-                    raise ValueError(f"state: {name}[{l}] is {came}; {tuple(tensor.shape)} is expected")
-        for name in ("inputs", "residuals", "scaling", *COUNTERS, *Guard.counters):
-            if name not in state:
-                raise ValueError(f"state has no {name!r}; one that AnchoredADMM.state_dict() gave is expected")
-        for name, mine in self._parts().items():
-            for l, tensor in mine.items():
-                tensor.copy_(state[name][l])
+        parts, others = self._parts(), ("inputs", "residuals", "scaling", *COUNTERS, *Guard.counters)
+        states.check(state, parts, others, "AnchoredADMM")
+        states.copy_back(parts, state)
         self.damping.load_state_dict(state)
         kept = state["scaling"]
         self.scaling = (
@@ -380,7 +358,7 @@ class AnchoredADMM(AbstractMethod):
         self.damping = Damping(self.W, self.rho, self.rho_residual)
         self.walk, self.prox = Walk(problem, self.W, self.beta, self.gamma), self.loss.prepared(self.beta, self.W[1])
         self.leaves = Leaves(problem, self.W, self.comm, self.split)
-        self.chunk = _chunk_rows(problem)
+        self.chunk = feed.chunk_rows(problem)
         self.voice, self.guard = Voice(problem, self.amplify), Guard(self.W, self.mean)
 
     def scale(self, rows: AbstractRows) -> None:
@@ -455,10 +433,3 @@ class AnchoredADMM(AbstractMethod):
         self.shorter *= 0.5
         self.rollbacks += 1
         self.steps += 1
-
-
-def _chunk_rows(problem: Problem) -> int:
-    first = problem.layers[1].map
-    widest = max(layer.map.outputs for layer in problem.layers.values())
-    rows = max(256, min(CHUNK_ENTRIES // widest, INPUT_ENTRIES // first.inputs))
-    return rows if first.prefers_plain(rows) else max(256, CHUNK_ENTRIES // max(widest, first.inputs))

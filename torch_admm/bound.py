@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from .data import AbstractRows, Rows, rows_of
+from .feed import Chunk
 from .problem import Problem
-from .spans import Looked, Spans
 
 if TYPE_CHECKING:
     from .anchored import AnchoredADMM
@@ -39,7 +39,7 @@ class BoundADMM:
             if len(chunks) == 1:
                 self.method.sweep_batch(chunks[0].x, chunks[0].y, [rows.count], self.usual)
             else:
-                whole = [(c.x, c.y, Looked(None, Spans([len(c.x)]))) for c in chunks]
+                whole = [Chunk.whole(c.x, c.y) for c in chunks]
                 self.method.sweep([whole], self.usual, self.method.comm.open_order())
             self.problem.write(self.method.current())
 

@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Literal, final
 import torch
 from torch import Tensor
 
+from . import state as states
 from . import steps
 from .arguments import choice, per_layer, positive, positive_int
 from .data import AbstractRows, take
@@ -182,15 +183,10 @@ class BregmanADMM(AbstractMethod):
     @torch.no_grad()
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Copy a state into this run; shapes must be those of this problem and these rows."""
-        for name, mine in (("W", self.W), ("a", self.a), ("z", self.z), ("lam", {0: self.lam})):
-            if name not in state:
-                raise ValueError(f"state has no {name!r}; one that BregmanADMM.state_dict() gave is expected")
-            theirs = state[name] if name != "lam" else {0: state["lam"]}
-            for l, tensor in mine.items():
-                if l not in theirs or theirs[l].shape != tensor.shape:
-                    came = tuple(theirs[l].shape) if l in theirs else "nothing"
-                    raise ValueError(f"state: {name}[{l}] is {came}; {tuple(tensor.shape)} is expected")
-                tensor.copy_(theirs[l])
+        parts = {"W": self.W, "a": self.a, "z": self.z, "lam": {0: self.lam}}
+        state = state | ({"lam": {0: state["lam"]}} if "lam" in state else {})
+        states.check(state, parts, ["sweeps"], "BregmanADMM")
+        states.copy_back(parts, state)
         self.sweeps = int(state["sweeps"])
         self.sums = {l: self._empty_sums(l, self.sums[l].factor) for l in self.sums}
         self._add_all(1)
