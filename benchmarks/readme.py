@@ -138,6 +138,19 @@ def scaling() -> str:
     return "\n".join([*lines, "", f"Other processes took so much of the two cores meanwhile: {shares}."])
 
 
+def speedup() -> str:
+    """The ratios of `scaling` alone."""
+    figures = load("scaling")
+    nets = figures["seconds"]
+    heads = (f"{net}, {figures['rows'][net]:,} rows" for net in nets)
+    lines = [f"| 2 ranks against 1 | aimed at | {' | '.join(heads)} |", f"| --- | --- {'| --- ' * len(nets)}|"]
+    for method in next(iter(nets.values())):
+        aim = f"{WANTED[method]:g}" if method in WANTED else ""
+        cells = (f"{times[method]['1'] / times[method]['2']:.2f}" for times in nets.values())
+        lines.append(f"| {method} | {aim} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
 def ranks() -> str:
     lines = [
         "| after training | float32: 2 ranks | data moved | float64: 2 ranks | data moved |",
@@ -211,7 +224,7 @@ def _bold(row: Any, name: str) -> str:
 
 TABLES: dict[str, Callable[[], str]] = {
     **{f.__name__: f for f in (baselines, bregman, data, kernels, steps, ablation, accelerations, other_data)},
-    **{f.__name__: f for f in (scaling, ranks, simulate)},
+    **{f.__name__: f for f in (scaling, speedup, ranks, simulate)},
     **{"time_to_accuracy": comparison.time_to_accuracy, "compare": comparison.compare},
 }
 
