@@ -56,10 +56,7 @@ def write(path: Path, content: Any) -> None:
 
 def read(path: Path) -> Any:
     """The content, if it is as it was written; else a CheckpointError names the file and what is wrong."""
-    try:
-        raw = bytearray(path.read_bytes())
-    except OSError as error:
-        raise CheckpointError(f"{path}: {error.strerror or error}") from error
+    raw = _all_of(path)
     if not raw.startswith(MAGIC):
         raise CheckpointError(f"{path}: not a checkpoint of torch_admm, or its beginning is damaged")
     if len(raw) < START + DIGEST or hashlib.sha256(memoryview(raw)[:-DIGEST]).digest() != raw[-DIGEST:]:
@@ -72,6 +69,17 @@ def read(path: Path) -> Any:
         return _decoded(json.loads(raw[START:end].decode()), raw, _aligned(end))
     except (ValueError, KeyError, TypeError, RuntimeError, RecursionError) as error:
         raise CheckpointError(f"{path}: its checksum matches, but it makes no sense: {error}") from error
+
+
+def _all_of(path: Path) -> bytearray:
+    """Read once, into the memory in which tensors then stay: the state of many rows may be most of what there is."""
+    try:
+        with path.open("rb") as file:
+            raw = bytearray(os.fstat(file.fileno()).st_size)
+            count = file.readinto(raw)
+    except OSError as error:
+        raise CheckpointError(f"{path}: {error.strerror or error}") from error
+    return raw if count == len(raw) else raw[:count]
 
 
 def _parts(header: bytes, tensors: list[Tensor]) -> Iterator[bytes | memoryview]:
