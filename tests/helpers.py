@@ -86,3 +86,14 @@ class CountSyncs(TorchDispatchMode):
         if func._schema.name.removeprefix("aten::") in HOST_SYNCS:
             self.seen.append(func._schema.name)
         return func(*args, **(kwargs or {}))
+
+
+def same(a: Any, b: Any) -> bool:
+    """The same tree of the same types, to the last bit."""
+    if isinstance(a, torch.Tensor):
+        return isinstance(b, torch.Tensor) and a.dtype == b.dtype and torch.equal(a, b)
+    if isinstance(a, dict):
+        return list(a) == list(b) and all(same(a[k], b[k]) for k in a)
+    if isinstance(a, list | tuple):
+        return type(a) is type(b) and len(a) == len(b) and all(map(same, a, b))
+    return type(a) is type(b) and bool(a == b)

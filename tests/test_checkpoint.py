@@ -1,13 +1,13 @@
-"""Files of checkpoints: whole or not there, every flipped byte noticed, and any number of ranks can read them."""
+"""Folders of checkpoints: whole or not there, nothing odd is taken up, and any number of ranks can read them."""
 
 from __future__ import annotations
 
 import errno
-import hashlib
-import math
 import os
 import signal
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -18,95 +18,29 @@ from torch_admm.checkpoint import Checkpoints, Span
 from torch_admm.comm import Solo
 from torch_admm.errors import CheckpointError
 
-from .helpers import rng
+from .helpers import same
 from .ranks import on_ranks
 
-CONTENT: dict[Any, Any] = {
-    **{"none": None, "flag": True, "number": -3, "large": 2**70, "half": 0.1, "text": "größe", "empty": {}},
-    "floats": [float("inf"), -float("inf"), 1e-320],
-    "betas": (0.9, (0.999, "x")),
-    7: {1: torch.arange(6.0).view(2, 3), "scalar": torch.tensor(2.5, dtype=torch.float64)},
-    "odd": [torch.arange(5, dtype=torch.uint8), torch.zeros(0, 4), torch.randn(3, 3, generator=rng(0)).T],
-    "kinds": {name: torch.ones(3).to(dtype) for name, dtype in container.DTYPES.items()},
-}
 SPAN = Span(0, 5, 5)
 ABOUT = {"model": "4-8-1", "seed": "0"}
-
-
-def _same(a: Any, b: Any) -> bool:
-    if isinstance(a, torch.Tensor):
-        return isinstance(b, torch.Tensor) and a.dtype == b.dtype and torch.equal(a, b)
-    if isinstance(a, dict):
-        return list(a) == list(b) and all(_same(a[k], b[k]) for k in a)
-    if isinstance(a, list | tuple):
-        return type(a) is type(b) and len(a) == len(b) and all(map(_same, a, b))
-    return type(a) is type(b) and bool(a == b)
-
-
-def test_gives_back_what_was_written(tmp_path: Path) -> None:
-    container.write(tmp_path / "file", CONTENT)
-    assert _same(container.read(tmp_path / "file"), CONTENT)
-    container.write(tmp_path / "nan", [float("nan")])
-    assert math.isnan(*container.read(tmp_path / "nan"))
-
-
-def test_notices_every_flipped_bit_and_every_cut(tmp_path: Path) -> None:
-    path = tmp_path / "file"
-    container.write(path, {"W": torch.arange(20.0), "sweep": 3})
-    whole = path.read_bytes()
-    for place in range(len(whole)):
-        path.write_bytes(whole[:place] + bytes([whole[place] ^ 1 << place % 8]) + whole[place + 1 :])
-        with pytest.raises(CheckpointError, match="damaged"):
-            container.read(path)
-        path.write_bytes(whole[:place])
-        with pytest.raises(CheckpointError, match="damaged"):
-            container.read(path)
-    path.write_bytes(whole + b"\0")
-    with pytest.raises(CheckpointError, match="its checksum does not match"):
-        container.read(path)
-
-
-@pytest.mark.parametrize(
-    ("version", "header", "match"),
-    [
-        (2, b"1", "version 2 of the format; this torch_admm reads version 1"),
-        (1, b"{", "its checksum matches, but it makes no sense"),
-        (1, b'{"code": []}', "makes no sense"),
-        (1, b'{"tensor": ["float32", [1000000], 0]}', "makes no sense"),
-        (1, b'{"tensor": ["object", [1], 0]}', "makes no sense"),
-        (1, b"[" * 100_000, "makes no sense"),
-    ],
-)
-def test_refuses_a_made_up_file(version: int, header: bytes, match: str, tmp_path: Path) -> None:
-    raw = container.MAGIC + version.to_bytes(4, "little") + len(header).to_bytes(8, "little") + header
-    (tmp_path / "file").write_bytes(raw + hashlib.sha256(raw).digest())
-    with pytest.raises(CheckpointError, match=match):
-        container.read(tmp_path / "file")
-
-
-def test_refuses_what_is_not_plain(tmp_path: Path) -> None:
-    with pytest.raises(TypeError, match="tensors and plain values, not Random"):
-        container.write(tmp_path / "file", {"state": __import__("random").Random()})
-    with pytest.raises(CheckpointError, match="nothing: No such file"):
-        container.read(tmp_path / "nothing")
-    container.write(tmp_path / "file", 1)
-    with pytest.raises(CheckpointError, match="file: cannot be written: File exists"):
-        container.write(tmp_path / "file", 2)
 
 
 def _checkpoints(folder: Path, keep: int = 2, **about: str) -> Checkpoints:
     return Checkpoints(folder, Solo(), ABOUT | about, keep)
 
 
-def _save(to: Checkpoints, sweep: int) -> None:
-    to.save(sweep, {"sweep": sweep, "method": {"W": torch.full((3,), sweep)}}, {"z": torch.arange(5.0) + sweep}, SPAN)
+def _save(to: Checkpoints, sweep: int, other: Mapping[str, Any] = MappingProxyType({})) -> None:
+    row = {"sweep": sweep, "seconds": 0.5, "loss": 1.0}
+    shared = {"sweep": sweep, "bytes_sent": 0, "history": [row], "best": row, "best_weights": {1: torch.ones(3)}}
+    shared |= {"seconds": 0.5, "monitor": "loss", "method": {"W": torch.full((3,), sweep)}}
+    to.save(sweep, shared | dict(other), {"z": torch.arange(5.0) + sweep}, SPAN)
 
 
 def _loaded(folder: Path, span: Span = SPAN) -> Any:
     state = _checkpoints(folder).load(span)
     assert state is not None
-    assert _same(state["method"]["W"], torch.full((3,), state["sweep"]))
-    assert _same(state["method"]["z"], torch.arange(5.0)[span.first : span.first + span.count] + state["sweep"])
+    assert same(state["method"]["W"], torch.full((3,), state["sweep"]))
+    assert same(state["method"]["z"], torch.arange(5.0)[span.first : span.first + span.count] + state["sweep"])
     return state["sweep"]
 
 
@@ -131,7 +65,8 @@ def test_a_damaged_newest_falls_back_and_a_damaged_only_one_is_an_error(name: st
     assert _loaded(tmp_path) == 2
     for sweep in (1, 2):
         _damage(tmp_path / f"sweep-0000000{sweep}" / name)
-    with pytest.raises(CheckpointError, match=f"sweep-00000002/{name}: damaged, its checksum does not match"):
+    both = f"sweep-00000002/{name}: damaged, its checksum does not match; .*sweep-00000001/{name}: damaged"
+    with pytest.raises(CheckpointError, match=both):
         _checkpoints(tmp_path).load(SPAN)
 
 
@@ -152,8 +87,10 @@ def test_rows_are_found_whoever_had_them(tmp_path: Path) -> None:
     _save(_checkpoints(tmp_path), 7)
     folder = tmp_path / "sweep-00000007"
     (folder / "rows-0-5").unlink()
+    token = container.read(folder / "shared")["token"]
     for first, end in ((0, 2), (2, 3), (3, 5)):
-        container.write(folder / f"rows-{first}-{end}", {"z": torch.arange(5.0)[first:end] + 7})
+        by_row = {"z": torch.arange(5.0)[first:end] + 7}
+        container.write(folder / f"rows-{first}-{end}", {"token": token, "by_row": by_row})
     for first in range(6):
         for count in range(6 - first):
             assert _loaded(tmp_path, Span(first, count, 5)) == 7
@@ -213,3 +150,136 @@ def test_killed_at_any_call_of_a_save_leaves_a_whole_checkpoint(tmp_path: Path) 
         if end is None:
             break
     assert {2, 3, 4, 5} == seen
+
+
+def test_what_has_other_names_is_left_alone(tmp_path: Path) -> None:
+    strays = ["notes", "sweep-7", "sweep-0000000x", "sweep-00000003.bak", "x.part", "sweep-00000009.part.tar"]
+    for name in strays:
+        (tmp_path / name).mkdir()
+    saved = _checkpoints(tmp_path, keep=1)
+    assert saved.load(SPAN) is None
+    for sweep in (99_999_999, 100_000_000):  # in the order of numbers, not of letters
+        _save(saved, sweep)
+        assert _loaded(tmp_path) == sweep
+    assert sorted(p.name for p in tmp_path.iterdir()) == sorted([*strays, "sweep-100000000"])
+
+
+def test_what_is_above_the_newest_good_one_goes_and_does_not_count(tmp_path: Path) -> None:
+    saved = _checkpoints(tmp_path)
+    for sweep in (3, 4):
+        _save(saved, sweep)
+    for sweep in (6, 7, 8):
+        (tmp_path / f"sweep-0000000{sweep}").mkdir()
+    with pytest.warns(RuntimeWarning, match="sweep-00000008.*sweep-00000007.*sweep-00000006.*going on from .*00000004"):
+        assert _loaded(tmp_path) == 4
+    _save(saved, 5)
+    assert [p.name for p in saved.there()] == ["sweep-00000005", "sweep-00000004"]
+
+
+@pytest.mark.parametrize("kind", ["file", "link", "dangling link"])
+def test_takes_the_place_of_what_is_no_folder(kind: str, tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "precious").touch()
+    for name in ("sweep-00000002", "sweep-00000002.part"):
+        if kind == "file":
+            (tmp_path / name).touch()
+        else:
+            (tmp_path / name).symlink_to(tmp_path / ("elsewhere" if kind == "link" else "nowhere"))
+    _save(_checkpoints(tmp_path), 2)
+    assert _loaded(tmp_path) == 2
+    assert (tmp_path / "elsewhere" / "precious").exists()
+
+
+def test_a_folder_that_cannot_be_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(CheckpointError, match="file: cannot hold checkpoints: File exists"):
+        _checkpoints(tmp_path / "file")
+    with pytest.raises(CheckpointError, match="file/within: cannot hold checkpoints: Not a directory"):
+        _checkpoints(tmp_path / "file" / "within")
+    saved = _checkpoints(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    with pytest.raises(CheckpointError, match="gone: cannot hold checkpoints: No such file or directory"):
+        _save(saved, 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "match"),
+    [
+        ("checkpoints", None, "has 'checkpoints', which no checkpoint has"),
+        ("sweep", -1, "its sweep makes no sense"),
+        ("sweep", True, "its sweep makes no sense"),
+        ("bytes_sent", "many", "its bytes_sent makes no sense"),
+        ("seconds", 1, "its seconds makes no sense"),
+        ("history", [{"sweep": 1}], "its history makes no sense"),
+        ("history", [{"sweep": 1, "seconds": "two"}], "its history makes no sense"),
+        ("best", [], "its best makes no sense"),
+        ("best_weights", {1: 3}, "its best_weights makes no sense"),
+        ("method", [], "its method makes no sense"),
+        ("monitor", "accuracy", "its best row has no accuracy"),
+    ],
+)
+def test_odd_content_is_passed_over_like_damage(name: str, value: Any, match: str, tmp_path: Path) -> None:
+    saved = _checkpoints(tmp_path)
+    _save(saved, 1)
+    _save(saved, 2, {name: value})
+    with pytest.warns(RuntimeWarning, match=f"sweep-00000002/shared: {match}; going on from .*sweep-00000001"):
+        assert _loaded(tmp_path) == 1
+
+
+def test_a_file_of_something_else_is_passed_over(tmp_path: Path) -> None:
+    saved = _checkpoints(tmp_path)
+    for sweep in (1, 2):
+        _save(saved, sweep)
+    for content, match in ((["a list"], "has no names"), ({"sweep": 2}, "has no bytes_sent")):
+        (tmp_path / "sweep-00000002" / "shared").unlink()
+        container.write(tmp_path / "sweep-00000002" / "shared", content)
+        with pytest.warns(RuntimeWarning, match=f"shared: {match}; going on from"):
+            assert _loaded(tmp_path) == 1
+
+
+def test_a_file_of_another_checkpoint_is_noticed(tmp_path: Path) -> None:
+    saved = _checkpoints(tmp_path)
+    for sweep in (1, 2):
+        _save(saved, sweep)
+    one, two = (tmp_path / f"sweep-0000000{n}" / "rows-0-5" for n in (1, 2))
+    two.write_bytes(one.read_bytes())
+    with pytest.warns(RuntimeWarning, match="sweep-00000002/rows-0-5 belongs to another checkpoint; going on from"):
+        assert _loaded(tmp_path) == 1
+
+
+@pytest.mark.parametrize("by_row", [{"z": torch.zeros(4)}, {"z": 3}, {"z": torch.tensor(1.0)}, []])
+def test_a_file_of_other_rows_than_its_name_says_is_noticed(by_row: Any, tmp_path: Path) -> None:
+    _save(_checkpoints(tmp_path), 1)
+    folder = tmp_path / "sweep-00000001"
+    (folder / "rows-0-5").unlink()
+    container.write(folder / "rows-0-5", {"token": container.read(folder / "shared")["token"], "by_row": by_row})
+    with pytest.raises(CheckpointError, match="rows-0-5: it does not have the state of 5 rows"):
+        _checkpoints(tmp_path).load(SPAN)
+
+
+def test_files_of_rows_that_do_not_go_together(tmp_path: Path) -> None:
+    _save(_checkpoints(tmp_path), 1)
+    folder = tmp_path / "sweep-00000001"
+    (folder / "rows-0-5").unlink()
+    token = container.read(folder / "shared")["token"]
+    for file, name in (("rows-0-3", "z"), ("rows-3-5", "a")):
+        count = 3 if name == "z" else 2
+        container.write(folder / file, {"token": token, "by_row": {name: torch.zeros(count)}})
+    with pytest.raises(CheckpointError, match="sweep-00000001: its files of rows do not go together: 'z'"):
+        _checkpoints(tmp_path).load(SPAN)
+
+
+def test_one_by_a_later_version_is_refused_not_aged_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    saved = _checkpoints(tmp_path)
+    _save(saved, 1)
+    with monkeypatch.context() as patch:
+        patch.setattr(container, "VERSION", 2)
+        _save(saved, 2)
+    with pytest.raises(CheckpointError, match=r"sweep-00000002 is of another torch_admm: .*version 2 of the format"):
+        _checkpoints(tmp_path).load(SPAN)
+
+
+def test_every_name_of_a_run_must_be_there(tmp_path: Path) -> None:
+    _save(_checkpoints(tmp_path, net="4-8-1"), 1)
+    with pytest.raises(CheckpointError, match="is of another run: its net is 4-8-1, here it is not there"):
+        _checkpoints(tmp_path).load(SPAN)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.helpers import blobs, net
+from tests.helpers import blobs, net, same
 from torch_admm import AbstractMethod, AnchoredADMM, BregmanADMM, fit
 
 
@@ -17,12 +17,6 @@ def copies(value: Any) -> Any:
     if isinstance(value, dict):
         return {name: copies(part) for name, part in value.items()}
     return value.clone() if isinstance(value, Tensor) else value
-
-
-def same(first: Any, second: Any) -> bool:
-    if isinstance(first, dict):
-        return first.keys() == second.keys() and all(same(first[name], second[name]) for name in first)
-    return torch.equal(first, second) if isinstance(first, Tensor) else bool(first == second)
 
 
 LAST = {"BregmanADMM": ("sweeps", "z"), "AnchoredADMM": ("steps", "kept_mean")}  # a number, and a part that comes late
@@ -49,6 +43,26 @@ def test_what_does_not_fit_changes_nothing(method: AbstractMethod, fault: str) -
     else:
         state[part][2] = torch.zeros(3)
         message = rf"state: {part}\[2\] is \(3,\); \(\d+, \d+\) is expected"
+    with pytest.raises(ValueError, match=message):
+        run.load_state_dict(state)
+    assert same(run.state_dict(), before)
+
+
+@pytest.mark.parametrize(
+    ("moment", "message"),
+    [
+        (None, r"state: residuals\[1\] is not that of a moment"),
+        ({"refreshes": "many"}, r"state: residuals\[1\] is not that of a moment"),
+        ({"refreshes": 1, "G": torch.eye(3)}, r"state: residuals\[1\]\.P is nothing; \(3, 3\) is expected"),
+        ({"refreshes": 1, "G": torch.eye(1)}, r"state: residuals\[1\]\.G is \(1, 1\); \(3, 3\) is expected"),
+    ],
+)
+def test_moments_are_checked_too(moment: Any, message: str) -> None:
+    """One row for three would be taken as that for each."""
+    run = fit(net(4, 3, 1), blobs(60), AnchoredADMM("logistic"), max_sweeps=2, sinks=()).method
+    before = copies(run.state_dict())
+    state = copies(before)
+    state["residuals"][1] = moment
     with pytest.raises(ValueError, match=message):
         run.load_state_dict(state)
     assert same(run.state_dict(), before)

@@ -320,6 +320,7 @@ class AnchoredADMM(AbstractMethod):
         """Copy a state into this run; shapes must be those of this problem."""
         parts, others = self._parts(), ("inputs", "residuals", "scaling", *COUNTERS, *Guard.counters)
         states.check(state, parts, others, "AnchoredADMM")
+        self.damping.check(state)
         states.copy_back(parts, state)
         self.damping.load_state_dict(state)
         kept = state["scaling"]

@@ -3,18 +3,21 @@
     FOLDER/sweep-00000040/shared         what all ranks have in common: weights, momentum, moments, history, counters
     FOLDER/sweep-00000040/rows-0-20827   state that belongs to rows, of the rank that had these
 
-A checkpoint is written under another name, which it loses when all of it is on the disk: it is whole or not there.
-State that belongs to rows is stored with their numbers, so that any number of ranks can take it up. All ranks must see
-the same folder.
+A checkpoint is written under another name, which it loses when all of it is on the disk: it is whole or not there. Its
+files have a token in common, so that one of another checkpoint is noticed. State that belongs to rows is stored with
+their numbers, so that any number of ranks can take it up. All ranks must see the same folder; it is for one run. What
+has other names is left alone.
 """
 
 from __future__ import annotations
 
 import os
 import re
+import secrets
 import shutil
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
@@ -22,14 +25,16 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
-from . import container
+from . import container, saved
 from .comm import AbstractComm
 from .errors import CheckpointError
 
 __all__ = ["Checkpoints", "Span"]
 
 PREFIX, ASIDE = "sweep-", ".part"
-ANOTHER = "is of another run"
+NAME = re.compile(rf"{PREFIX}[0-9]{{8,}}")
+NAME_ASIDE = re.compile(NAME.pattern + re.escape(ASIDE))
+ANOTHER = "is of another"  # how a reason starts that no older checkpoint can make up for
 
 State = dict[str, Any]
 Stretch = tuple[int, int]  # of rows: from .. to
@@ -57,37 +62,48 @@ class Checkpoints:
         `about` tells what run it is, by name: one of another is refused.
         """
         self.folder, self.comm, self.about, self.keep = Path(folder), comm, dict(about), keep
-        with comm.together():
+        with self._together():
             if comm.rank == 0:
                 self.folder.mkdir(parents=True, exist_ok=True)
-                for left in self.folder.glob(f"{PREFIX}*{ASIDE}"):
-                    shutil.rmtree(left)
+                for left in list(self.folder.iterdir()):
+                    if NAME_ASIDE.fullmatch(left.name):
+                        _remove(left)
+
+    def at(self, sweep: int) -> Path:
+        return self.folder / f"{PREFIX}{sweep:08d}"
 
     def there(self) -> list[Path]:
         """All that rank 0 sees, newest first."""
-        found = sorted((p.name for p in self.folder.glob(f"{PREFIX}*") if p.suffix != ASIDE), reverse=True)
+        found: list[str] = []
+        with self._together():
+            if self.comm.rank == 0:
+                found = [path.name for path in _found(self.folder)]
         return [self.folder / name for name in self.comm.texts("\n".join(found))[0].split("\n") if name]
 
     def save(self, sweep: int, shared: State, by_row: Mapping[str, Any], span: Span) -> None:
         """Write a checkpoint, then forget the oldest. An error on one rank is one on all; older ones stay."""
-        path = self.folder / f"{PREFIX}{sweep:08d}"
+        path = self.at(sweep)
         aside = path.with_name(path.name + ASIDE)
         try:
-            with self.comm.together():
+            token = self.comm.texts(secrets.token_hex(16) if self.comm.rank == 0 else "")[0]
+            with self._together():
                 if self.comm.rank == 0:
+                    _remove(aside)
                     aside.mkdir()
-                    facts = {"about": self.about, "rows": span.total, "by_row": bool(by_row)}
+                    facts = {"about": self.about, "rows": span.total, "by_row": bool(by_row), "token": token}
                     container.write(aside / "shared", {**shared, **facts})
-            with self.comm.together():
+            with self._together():
                 self._same_folder(aside)
                 if by_row and span.count:
-                    container.write(aside / f"rows-{span.first}-{span.first + span.count}", dict(by_row))
-            with self.comm.together():
+                    named = aside / f"rows-{span.first}-{span.first + span.count}"
+                    container.write(named, {"token": token, "by_row": dict(by_row)})
+            with self._together():
                 if self.comm.rank == 0:
                     self._commit(aside, path)
         except Exception:
             if self.comm.rank == 0:
-                shutil.rmtree(aside, ignore_errors=True)
+                with suppress(OSError):
+                    _remove(aside)
             raise
 
     def load(self, span: Span) -> State | None:
@@ -104,26 +120,44 @@ class Checkpoints:
                     said = f"{'; '.join(reasons)}; going on from {path}"
                     warnings.warn(said, RuntimeWarning, stacklevel=3)
                 return state
-            if told[0].startswith(ANOTHER):
-                raise CheckpointError(f"{path} {told[0]}")
+            for text in told:
+                if text.startswith(ANOTHER):
+                    raise CheckpointError(f"{path} {text}")
             reasons.append(told[0])
         if reasons:
-            raise CheckpointError(reasons[0])
+            raise CheckpointError("; ".join(reasons))
         return None
+
+    @contextmanager
+    def _together(self) -> Iterator[None]:
+        """What is done to the folder fails on all ranks or on none, and names it."""
+        with self.comm.together():
+            try:
+                yield
+            except OSError as error:
+                raise CheckpointError(f"{self.folder}: cannot hold checkpoints: {error.strerror or error}") from error
 
     def _tried(self, path: Path, span: Span) -> tuple[State, str]:
         """What can be read, or why it cannot."""
         try:
-            shared: State = container.read(path / "shared")
-            for name, theirs in shared.pop("about").items():
-                if theirs != self.about[name]:
-                    return {}, f"{ANOTHER}: its {name} is {theirs}, here it is {self.about[name]}"
-            total = shared.pop("rows")
-            if shared.pop("by_row"):
-                shared["method"] |= _rows(_files(path, total), span)
-        except CheckpointError as error:
+            shared = saved.read_shared(path / "shared")
+            reason = self._foreign(shared.pop("about"))
+            total, token = shared.pop("rows"), shared.pop("token")
+            if shared.pop("by_row") and not reason:
+                shared["method"] |= _rows(path, _files(path, total), token, span)
+        except container.VersionError as error:
+            return {}, f"{ANOTHER} torch_admm: {error}"
+        except (CheckpointError, OSError) as error:
             return {}, str(error)
-        return shared, ""
+        return shared, reason
+
+    def _foreign(self, about: Mapping[str, str]) -> str:
+        """What tells it from a checkpoint of this run."""
+        for name in {**about, **self.about}:
+            theirs, ours = about.get(name, "not there"), self.about.get(name, "not there")
+            if theirs != ours:
+                return f"{ANOTHER} run: its {name} is {theirs}, here it is {ours}"
+        return ""
 
     def _same_folder(self, aside: Path) -> None:
         if not aside.is_dir():
@@ -131,15 +165,16 @@ class Checkpoints:
 
     def _commit(self, aside: Path, path: Path) -> None:
         _sync(aside)
-        if path.exists():  # damaged, or the run would have gone on from it
-            shutil.rmtree(path)
+        _remove(path)  # damaged, as what is above it
         aside.rename(path)
         _sync(self.folder)
-        kept = sorted(p for p in self.folder.glob(f"{PREFIX}*") if p.suffix != ASIDE)
-        for old in kept[: -self.keep]:
+        found = _found(self.folder)
+        place = found.index(path)  # what is above it is damaged, or the run would have gone on from there
+        for old in found[:place] + found[place + self.keep :]:
             gone = old.with_name(old.name + ASIDE)
+            _remove(gone)
             old.rename(gone)  # a checkpoint that is half removed must not look like one
-            shutil.rmtree(gone)
+            _remove(gone)
 
 
 def _files(path: Path, total: int) -> dict[Stretch, Path]:
@@ -151,14 +186,18 @@ def _files(path: Path, total: int) -> dict[Stretch, Path]:
     return dict(files)
 
 
-def _rows(files: Mapping[Stretch, Path], span: Span) -> State:
+def _rows(path: Path, files: Mapping[Stretch, Path], token: str, span: Span) -> State:
     """The state of the rows of this rank, from the files that have some of them; no rows still have a width."""
     begin, end = span.first, span.first + span.count
     needed = [(first, stop) for first, stop in files if max(first, begin) < min(stop, end)]
     cuts = [(max(first, begin) - first, min(stop, end) - max(first, begin)) for first, stop in needed]
     if not needed:
         needed, cuts = list(files)[:1], [(0, 0)]
-    joined: State = _joined([container.read(files[rows]) for rows in needed], cuts)
+    parts = [saved.read_rows(files[first, stop], stop - first, token) for first, stop in needed]
+    try:
+        joined: State = _joined(parts, cuts)
+    except (LookupError, TypeError, RuntimeError) as error:
+        raise CheckpointError(f"{path}: its files of rows do not go together: {error}") from error
     return joined
 
 
@@ -175,3 +214,20 @@ def _sync(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def _found(folder: Path) -> list[Path]:
+    """Checkpoints, whole or not, newest first."""
+    return sorted((p for p in folder.iterdir() if NAME.fullmatch(p.name)), key=lambda p: (_number(p), p), reverse=True)
+
+
+def _number(path: Path) -> int:
+    return int(path.name.removeprefix(PREFIX))
+
+
+def _remove(path: Path) -> None:
+    """Whatever is there, if anything; of a link, the link."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    elif os.path.lexists(path):
+        path.unlink()

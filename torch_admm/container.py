@@ -4,7 +4,8 @@
 
 Numbers are little-endian. Each tensor starts at a multiple of ALIGNMENT bytes. The header has the content as a tree in
 which dicts are {"dict": [[key, value], ...]} (keys may be numbers), tuples {"tuple": [...]}, floats that JSON lacks
-{"float": "nan"}, and tensors {"tensor": [dtype, shape, place]}.
+{"float": "nan"}, and tensors {"tensor": [dtype, shape, place]}. Whatever a later version changes, it starts with MAGIC
+and its version, and ends with the checksum.
 """
 
 from __future__ import annotations
@@ -13,17 +14,18 @@ import hashlib
 import json
 import math
 import os
+import stat
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, final
 
 import torch
 from torch import Tensor
 
 from .errors import CheckpointError
 
-__all__ = ["read", "write"]
+__all__ = ["VersionError", "read", "write"]
 
 MAGIC, VERSION, ALIGNMENT = b"\x89torch_admm\r\n\x1a\n\0", 1, 64
 START, DIGEST = len(MAGIC) + 12, 32  # bytes before the header, and after everything
@@ -34,6 +36,13 @@ DTYPES = {
         *(torch.int8, torch.int16, torch.int32, torch.int64),
     )
 }
+FLOATS = {str(value): value for value in (math.nan, math.inf, -math.inf)}
+MOST_DIMS = 64  # of a tensor of torch
+
+
+@final
+class VersionError(CheckpointError):
+    """A file that is whole, and that another torch_admm may be able to read."""
 
 
 def write(path: Path, content: Any) -> None:
@@ -56,30 +65,58 @@ def write(path: Path, content: Any) -> None:
 
 def read(path: Path) -> Any:
     """The content, if it is as it was written; else a CheckpointError names the file and what is wrong."""
-    raw = _all_of(path)
-    if not raw.startswith(MAGIC):
-        raise CheckpointError(f"{path}: not a checkpoint of torch_admm, or its beginning is damaged")
-    if len(raw) < START + DIGEST or hashlib.sha256(memoryview(raw)[:-DIGEST]).digest() != raw[-DIGEST:]:
-        raise CheckpointError(f"{path}: damaged, its checksum does not match")
-    version = int.from_bytes(raw[len(MAGIC) : len(MAGIC) + 4], "little")
-    if version != VERSION:
-        raise CheckpointError(f"{path}: version {version} of the format; this torch_admm reads version {VERSION}")
-    end = START + int.from_bytes(raw[len(MAGIC) + 4 : START], "little")
+    try:
+        raw = _all_of(path)
+        if hashlib.sha256(memoryview(raw)[:-DIGEST]).digest() != raw[-DIGEST:]:
+            raise CheckpointError(f"{path}: damaged, its checksum does not match")
+        version, end = _version_and_end(raw)
+        if version != VERSION:
+            said = f"version {version} of the format; this torch_admm reads version {VERSION}"
+            raise VersionError(f"{path}: {said}")
+        return _content(path, raw, end)
+    except MemoryError as error:
+        raise CheckpointError(f"{path}: there is not enough memory to read it") from error
+
+
+def _content(path: Path, raw: bytearray, end: int) -> Any:
     try:
         return _decoded(json.loads(raw[START:end].decode()), raw, _aligned(end))
-    except (ValueError, KeyError, TypeError, RuntimeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, RuntimeError, RecursionError, OverflowError) as error:
         raise CheckpointError(f"{path}: its checksum matches, but it makes no sense: {error}") from error
 
 
 def _all_of(path: Path) -> bytearray:
     """Read once, into the memory in which tensors then stay: the state of many rows may be most of what there is."""
     try:
+        if not stat.S_ISREG(path.stat().st_mode):  # to open a pipe is to wait for its writer
+            raise CheckpointError(f"{path}: damaged, it is not a regular file")
         with path.open("rb") as file:
-            raw = bytearray(os.fstat(file.fileno()).st_size)
-            count = file.readinto(raw)
+            size = os.fstat(file.fileno()).st_size
+            start = file.read(START)
+            _check_start(path, start, size)  # before memory is taken for a file that is something else
+            raw = bytearray(size)
+            raw[:START] = start
+            count = START + file.readinto(memoryview(raw)[START:])
     except OSError as error:
         raise CheckpointError(f"{path}: {error.strerror or error}") from error
     return raw if count == len(raw) else raw[:count]
+
+
+def _check_start(path: Path, start: bytes, size: int) -> None:
+    if not size:
+        raise CheckpointError(f"{path}: damaged, it is empty")
+    if not start.startswith(MAGIC):
+        raise CheckpointError(f"{path}: not a checkpoint of torch_admm, or its beginning is damaged")
+    version, end = _version_and_end(start)
+    if len(start) < START or size < (end if version == VERSION else START) + DIGEST:
+        raise CheckpointError(f"{path}: damaged, its end is missing")
+
+
+def _version_and_end(start: bytes | bytearray) -> tuple[int, int]:
+    """The version, and where the header ends."""
+    middle = len(MAGIC) + 4
+    version, length = start[len(MAGIC) : middle], start[middle:START]
+    return int.from_bytes(version, "little"), START + int.from_bytes(length, "little")
 
 
 def _parts(header: bytes, tensors: list[Tensor]) -> Iterator[bytes | memoryview]:
@@ -128,15 +165,29 @@ def _tuple(inner: Any, raw: bytearray, start: int) -> tuple[Any, ...]:
 
 
 def _float(inner: Any, raw: bytearray, start: int) -> float:
-    return float(inner)
+    return FLOATS[inner]
 
 
 def _tensor(inner: Any, raw: bytearray, start: int) -> Tensor:
     name, shape, place = inner
-    dtype, count = DTYPES[name], math.prod(shape)
+    dtype, room = DTYPES[name], len(raw) - DIGEST - start
+    count = _count(shape, room)
     if not count:
         return torch.empty(shape, dtype=dtype)
+    if type(place) is not int or place < 0 or place % ALIGNMENT or place + count * dtype.itemsize > room:
+        raise ValueError("a tensor is where none can be")
     return torch.frombuffer(raw, dtype=dtype, count=count, offset=start + place).view(shape)
+
+
+def _count(shape: Any, room: int) -> int:
+    """How many numbers a tensor has; only dimensions that could be are multiplied, as others may take minutes."""
+    if not isinstance(shape, list) or len(shape) > MOST_DIMS or any(type(n) is not int or n < 0 for n in shape):
+        raise ValueError("a tensor has a shape that none can have")
+    if 0 in shape:
+        return 0
+    if max(shape, default=1) > room:
+        raise ValueError("a tensor is larger than the file")
+    return math.prod(shape)
 
 
 KINDS = {"dict": _dict, "tuple": _tuple, "float": _float, "tensor": _tensor}

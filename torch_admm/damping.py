@@ -63,8 +63,14 @@ class Damping:
             "residuals": {l: part.state_dict() for l, part in self.residuals.items()},
         }
 
+    def check(self, state: dict[str, Any]) -> None:
+        """Is it the state of layers of the same sizes?"""
+        for name, parts in {"inputs": self.inputs, "residuals": self.residuals}.items():
+            for l, part in parts.items():
+                part.check(state[name].get(l), f"{name}[{l}]")
+
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from a state of layers of the same sizes."""
+        """Go on from a state that was checked."""
         for l in self.W:
             self.inputs[l].load_state_dict(state["inputs"][l])
             self.residuals[l].load_state_dict(state["residuals"][l])

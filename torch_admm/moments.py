@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import abc
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, final
 
 import torch
@@ -71,8 +71,18 @@ class AbstractMoment(abc.ABC):
         """The running mean and its factor; what was looked at since the last refresh is not part of it."""
         return {"refreshes": self.refreshes, **{name: getattr(self, name) for name in self.kept}}
 
+    def check(self, state: Any, what: str) -> None:
+        """Is it the state of a moment of the same size?"""
+        if not isinstance(state, Mapping) or type(state.get("refreshes")) is not int:
+            raise ValueError(f"state: {what} is not that of a moment")
+        for name in self.kept:
+            mine, theirs = getattr(self, name).shape, getattr(state.get(name), "shape", None)
+            if theirs != mine:
+                came = "nothing" if theirs is None else tuple(theirs)
+                raise ValueError(f"state: {what}.{name} is {came}; {tuple(mine)} is expected")
+
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from a state of a moment of the same size."""
+        """Go on from a state that was checked."""
         self.refreshes = int(state["refreshes"])
         for name in self.kept:
             mine: Tensor = getattr(self, name)

@@ -15,6 +15,7 @@ import torch
 from .checkpoint import Checkpoints, Span
 from .comm import AbstractComm
 from .data import AbstractRows
+from .errors import CheckpointError
 from .judge import Judge
 from .method import AbstractMethod
 from .problem import Weights
@@ -24,6 +25,7 @@ from .stop import AbstractStop, Outcome, is_better
 __all__ = ["Run", "conditions"]
 
 OUTCOMES = list(Outcome)
+STORED = ("sweep", "bytes_sent", "history", "best", "best_weights")  # in a checkpoint, as they are
 
 
 @final
@@ -127,18 +129,22 @@ class Run:
             return
         state = self.method.state_dict()
         by_row = {name: state.pop(name) for name in self.method.by_row}
-        shared = {name: getattr(self, name) for name in ("sweep", "bytes_sent", "history", "best", "best_weights")}
+        shared = {name: getattr(self, name) for name in STORED}
         more = {"seconds": self.clock.seconds, "monitor": self.judge.monitor, "method": state}
         self.checkpoints.save(self.sweep, shared | more, by_row, self.span)
 
     def resume(self, state: dict[str, Any]) -> None:
         """Go on from what `save` wrote, on any number of ranks."""
-        self.method.load_state_dict(state.pop("method"))
+        monitor = state["monitor"]
+        self.judge.resume(monitor)
+        if self.judge.monitor != monitor:
+            said = f"its monitor is {monitor!r}, here it is {self.judge.monitor!r}"
+            raise CheckpointError(f"the checkpoint of sweep {state['sweep']} is of another run: {said}")
+        self.method.load_state_dict(state["method"])
         self.judge.problem.write(self.method.weights())
-        self.judge.resume(state.pop("monitor"))
-        self.clock = Clock(state.pop("seconds"))
-        for name, value in state.items():
-            setattr(self, name, value)
+        self.clock = Clock(state["seconds"])
+        for name in STORED:
+            setattr(self, name, state[name])
         self.best_weights = {l: W.to(self.judge.problem.device) for l, W in self.best_weights.items()}
 
     @property
