@@ -19,10 +19,10 @@ class AbstractMiniBatchMethod(AbstractGradientMethod):
     def __init__(self, loss: Any, *, batch_size: int, average: bool) -> None:
         """`batch_size` is used unless `fit` is given one."""
         super().__init__(loss, average=average)
-        self.default_batch = positive_int("batch_size", batch_size)
+        self._batch_size = positive_int("batch_size", batch_size)
 
     def step(self) -> None:
-        for pieces in self.batches(self.batch_size or self.default_batch):
+        for pieces in self.batches(self.batch_size or self._batch_size):
             if self.comm.size == 1 and not self.comm.deterministic:
                 self._backward(*pieces[0])
             else:

@@ -30,7 +30,7 @@ class AbstractSearchingMethod(AbstractGradientMethod):
     def __init__(self, loss: Any, *, batch_size: int | None, hold: int, chunk_rows: int, average: bool) -> None:
         """`batch_size` is used unless `fit` is given one; None takes all rows. `chunk_rows` bounds the memory."""
         super().__init__(loss, average=average)
-        self.default_batch = None if batch_size is None else positive_int("batch_size", batch_size)
+        self._batch_size = None if batch_size is None else positive_int("batch_size", batch_size)
         self.hold, self.chunk_rows = positive_int("hold", hold), positive_int("chunk_rows", chunk_rows)
 
     def init(self, problem: Problem, rows: AbstractRows, *, batch_size: int | None, seed: int) -> None:
@@ -38,7 +38,7 @@ class AbstractSearchingMethod(AbstractGradientMethod):
         self._work_on(self._all)
 
     def step(self) -> None:
-        size = self.batch_size or self.default_batch or self.rows.total
+        size = self.batch_size or self._batch_size or self.rows.total
         if size >= self.rows.total:
             self._iterate()
         else:

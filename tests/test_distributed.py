@@ -129,8 +129,8 @@ def _bytes_of_batches(ranks: Any) -> Any:
 
 def _bytes_by_shards(ranks: Any) -> Any:
     """The same, where shards are added up by a tree: as many times as the rank with most of them has branches."""
-    branches = {2: 1, 3: 4, 4: 1}[ranks.size]
-    found = [(_sent(BregmanADMM("hinge"), dtype=torch.float64), branches * 3 * BREGMAN)]
+    branches, merged = {2: (1, 1), 3: (4, 2), 4: (1, 1)}[ranks.size]  # of 24 shards, and of 8 times 3
+    found = [(_sent(BregmanADMM("hinge"), dtype=torch.float64), merged * 3 * BREGMAN)]
     for more in ({"dtype": torch.float64}, {"deterministic": True}):
         sent = _sent(AnchoredADMM("hinge", batch_size="full", refresh=1000), **more)
         found.append((sent, branches * 8 * (3 * R + 2 * SEEN)))
@@ -221,6 +221,12 @@ def _differ(ranks: Any) -> Any:
         {"deterministic": one},
         {"evaluate": None if one else data},
         {"checkpoint": "here" if one else None},
+        {"data": (data[0], torch.cat([data[1][:200], 1 - data[1][200:]])) if one else data},
+        {"restore_best": one},
+        {"monitor": "loss" if one else None},
+        {"state": {"W": {1: torch.ones(2)}, "a": {1: torch.zeros(ranks.rank)}} if one else None},
+        {"method": BregmanADMM("hinge", gamma=3.0 if one else [10.0])},
+        {"method": BregmanADMM(nn.HuberLoss(delta=2.0 if one else 1.0))},
     ]
     told = []
     for call in calls:
@@ -236,7 +242,7 @@ DIFFER = [
     r"ranks differ in model: Sequential\( .*ReLU.* on rank 0, Sequential.*Tanh.* on rank 1",
     r"ranks differ in AnchoredADMM\.eta: 0\.2 on rank 0, 0\.1 on rank 1",
     "ranks differ in method: BregmanADMM on rank 0, AnchoredADMM on rank 1",
-    "ranks differ in rows: 331 on rank 0, 332 on rank 1",
+    "ranks differ in number of rows: 331 on rank 0, 332 on rank 1",
     "ranks differ in data: .* on rank 0, .* on rank 1",
     "ranks differ in max_sweeps: 4 on rank 0, 3 on rank 1",
     "(rank 1: )?max_sweeps is 0; a whole number of at least 1 is expected",
@@ -244,6 +250,12 @@ DIFFER = [
     "ranks differ in deterministic: False on rank 0, True on rank 1",
     "ranks differ in evaluated rows: .*'test_': 331.* on rank 0, .* on rank 1",
     "ranks differ in checkpoint: None on rank 0, here on rank 1",
+    "ranks differ in data: .* on rank 0, .* on rank 1",
+    "ranks differ in restore_best: False on rank 0, True on rank 1",
+    "ranks differ in monitor: None on rank 0, loss on rank 1",
+    r"ranks differ in state: none on rank 0, [0-9a-f]{8} \(CRC-32\) on rank 1",
+    r"ranks differ in BregmanADMM\.gamma: \[10\.0\] on rank 0, 3\.0 on rank 1",
+    r"ranks differ in huber\.delta: 1\.0 on rank 0, 2\.0 on rank 1",
 ]
 
 

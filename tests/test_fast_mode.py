@@ -1,7 +1,7 @@
 """Without `deterministic`, other numbers of ranks give the same bits all the same, in sweeps and in mini-batches.
 
-Only float32 sweeps over so few rows that they are done in double precision may differ, by less than 1e-6 of the largest
-weight after 10 of them.
+Only float32 sweeps of AnchoredADMM over so few rows that they are done in double precision may differ, by less than
+1e-6 of the largest weight after 10 of them.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ class Case:
         return self.rows * sum(p.numel() for p in net(*self.widths).parameters()) <= LITTLE_SWEEP
 
     def has_the_same_bits(self, dtype: torch.dtype) -> bool:
-        return self.in_batches or dtype == torch.float64 or not self.is_little()
+        in_double = dtype == torch.float32 and not self.in_batches and isinstance(self.make(), AnchoredADMM)
+        return not (in_double and self.is_little())
 
 
 BREGMAN = {
@@ -143,6 +144,7 @@ def test_ranks_end_in_the_same_bits(size: int, alone: dict[Any, Any]) -> None:
 def test_so_do_odd_numbers_of_ranks(size: int, alone: dict[Any, Any]) -> None:
     """Leaves do not divide among them evenly."""
     names = ["batches of 70", "wide classes", "large batches", "anchored, by more shards", "bregman, by shards"]
+    names += [name for name in CASES if name.startswith(tuple(BREGMAN)) and "shards" not in name]  # 8 pieces
     for result in on_ranks(size, in_group, runs, names):
         assert isinstance(result, dict), result
         assert {key: result[key] == alone[key] for key in result} == dict.fromkeys(result, True)

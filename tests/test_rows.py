@@ -166,6 +166,11 @@ def test_shards_that_go_together_are_on_one_rank() -> None:
 # --- parts and shards
 
 
+def _shards(part: AbstractRows) -> list[tuple[int, AbstractRows]]:
+    """Each with its number among those of all ranks."""
+    return [(i, part.stretch(rows)) for i, rows in zip(part.split.here, part.split.local(), strict=True)]
+
+
 @pytest.mark.parametrize("ranks", RANKS)
 @pytest.mark.parametrize("count", [3, 997])
 def test_parts_are_runs_of_whole_shards(rows_like: Callable[[int], AbstractRows], count: int, ranks: int) -> None:
@@ -178,9 +183,9 @@ def test_parts_are_runs_of_whole_shards(rows_like: Callable[[int], AbstractRows]
         assert part.first == len(seen) or not part.count
         own = [i for chunk in part.chunks(10) for i in numbers(chunk.x, chunk.y)]
         assert len(own) == part.count
-        by_shard = [[i for chunk in shard.chunks(4) for i in numbers(chunk.x, chunk.y)] for _, shard in part.shards()]
+        by_shard = [[i for chunk in shard.chunks(4) for i in numbers(chunk.x, chunk.y)] for _, shard in _shards(part)]
         assert [i for shard in by_shard for i in shard] == own
-        shards += [i for i, _ in part.shards()]
+        shards += [i for i, _ in _shards(part)]
         seen += own
     assert seen == list(range(count))
     assert shards == list(range(max(SHARDS, ranks)))
@@ -188,7 +193,7 @@ def test_parts_are_runs_of_whole_shards(rows_like: Callable[[int], AbstractRows]
 
 def test_the_shards_of_all_ranks_are_those_of_one(rows_like: Callable[[int], AbstractRows]) -> None:
     def shards(parts: Iterator[AbstractRows]) -> dict[int, list[int]]:
-        each = ((i, shard) for part in parts for i, shard in part.shards())
+        each = ((i, shard) for part in parts for i, shard in _shards(part))
         return {i: [n for c in shard.chunks(50) for n in numbers(c.x, c.y)] for i, shard in each}
 
     rows = rows_like(997)

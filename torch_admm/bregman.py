@@ -11,7 +11,9 @@ from torch import Tensor
 from . import state as states
 from . import steps
 from .arguments import choice, per_layer, positive, positive_int
+from .comm.base import GATHERED
 from .data import AbstractRows, take
+from .data.shards import SHARDS
 from .gram import Factor
 from .losses import loss_of
 from .method import AbstractMethod
@@ -63,7 +65,7 @@ class BregmanADMM(AbstractMethod):
         self.warm_start = positive_int("warm_start", warm_start, least=0)
         self.dual_step = positive("dual_step", dual_step)
         self.multiplier = choice("multiplier", multiplier, ("paper", "consistent", "none"))
-        self.initial = choice("init", init, ("gaussian", "model"))
+        self._init = choice("init", init, ("gaussian", "model"))
         self.ridge = None if ridge is None else positive("ridge", ridge)
         self.chunk_rows = None if chunk_rows is None else positive_int("chunk_rows", chunk_rows)
         stored = (None, torch.float32, torch.float64, torch.bfloat16)
@@ -71,9 +73,17 @@ class BregmanADMM(AbstractMethod):
         per_layer("beta", beta, None)
         per_layer("gamma", gamma, None)
 
-    def is_little(self, problem: Problem, rows: AbstractRows, batch_size: int | None) -> bool:
-        """See `precision`."""
-        return rows.total * problem.size <= LITTLE_SWEEP
+    def part(self, problem: Problem, rows: AbstractRows, batch_size: int | None) -> AbstractRows:
+        """Of few rows, some shards are summed as one.
+
+        Double precision would not do: where a Gram is of low rank, weights show how its sums were rounded.
+        """
+        comm = self.comm
+        few = rows.total * problem.size <= LITTLE_SWEEP and comm.size <= GATHERED and not comm.deterministic
+        merged = SHARDS // GATHERED if few else 1
+        mine = rows.part(comm.rank, comm.size, merged)
+        mine.merged = merged
+        return mine
 
     @torch.no_grad()
     def init(self, problem: Problem, rows: AbstractRows, *, batch_size: int | None = None, seed: int = 0) -> None:
@@ -98,7 +108,7 @@ class BregmanADMM(AbstractMethod):
         self.W = problem.read()
         self.sums = {l: self._empty_sums(l) for l in problem.layers}
         self._buffer = torch.empty(self.size * widest, dtype=problem.dtype, device=problem.device)
-        (self._draw if self.initial == "gaussian" else self._run_forward)(seed)
+        (self._draw if self._init == "gaussian" else self._run_forward)(seed)
         self._add_all(1)
 
     def step(self) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["CheckpointError", "CommError", "ConversionError", "DataError", "RankError"]
+__all__ = ["CheckpointError", "CommError", "ConversionError", "DataError", "RankError", "told"]
 
 
 class ConversionError(ValueError):
@@ -19,6 +19,16 @@ class CheckpointError(ValueError):
 
 class RankError(ValueError):
     """Ranks that were given different things, or one of which failed: raised on every rank."""
+
+
+def told(error: BaseException) -> str:
+    """What to tell people, and other ranks, of an error: sentences of bad input speak for themselves, others do not."""
+    if isinstance(error, OSError) and error.filename is not None:
+        return f"{error.filename}: {error.strerror}"
+    text, kind = str(error), type(error).__name__
+    if not text:
+        return kind
+    return text if isinstance(error, ValueError | OSError | ImportError) else f"{kind}: {text}"
 
 
 class CommError(ConnectionError):

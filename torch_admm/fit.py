@@ -15,7 +15,7 @@ from .checkpoint import Checkpoints
 from .comm import current
 from .data import AbstractRows, has_floating_targets, rows_of
 from .errors import CheckpointError
-from .identity import identity, settings_of
+from .identity import fingerprint, identity
 from .judge import Judge
 from .method import AbstractMethod
 from .precision import suited
@@ -94,7 +94,7 @@ def fit(
     ranks, and has the bytes that each handed over while training (`bytes_sent`).
 
     Arguments are checked before anything in the model changes. Training runs outside autocast, whatever surrounds it.
-    Sweeps over few rows train a float32 model in float64, where it costs next to nothing.
+    AnchoredADMM's sweeps over few rows train a float32 model in float64, where it costs next to nothing.
     Ctrl-C ends the run and returns what there is, once the first row has been recorded.
     """
     comm = current(deterministic=choice("deterministic", deterministic, (False, True)))
@@ -113,13 +113,15 @@ def fit(
         rows, held = _rows(data, problem, batch_size, validation, seed)
         compared = comm.size > 1 or checkpoint is not None  # with other ranks, or with the run that was saved
         about = identity(problem, method, rows, batch_size, seed) if compared else {}
+        about |= {"deterministic": str(deterministic)} if compared else {}
         method.comm = comm
         mine, rows = method.part(problem, rows, batch_size), rows.part(comm.rank, comm.size)
         judge = Judge(problem, rows, held, evaluate, monitor, comm)
     if comm.size > 1:
-        settings: dict[str, Any] = {"max_sweeps": max_sweeps, "evaluate_every": every, "deterministic": deterministic}
-        settings |= {"checkpoint": checkpoint, "checkpoint_every": save_every, "resume": resume}
-        comm.same(about | settings_of(method) | settings | {"evaluated rows": judge.measured()})
+        settings: dict[str, Any] = {"max_sweeps": max_sweeps, "evaluate_every": every, "restore_best": restore_best}
+        settings |= {"checkpoint": checkpoint, "checkpoint_every": save_every, "resume": resume, "monitor": monitor}
+        common = None if state is None else {name: v for name, v in state.items() if name not in method.by_row}
+        comm.same(about | settings | {"evaluated rows": judge.measured(), "state": fingerprint(common)})
         problem.write({l: comm.from_first_(W) for l, W in problem.read().items()})
     checkpoints = None if checkpoint is None else Checkpoints(checkpoint, comm, about, keep)
     clock = Clock()
@@ -142,7 +144,7 @@ def _take_up(run: Run, checkpoints: Checkpoints, resume: bool | str) -> None:
     """Go on from the newest checkpoint, if that is wanted; never write over those of another run."""
     if not resume:
         if checkpoints.there():
-            said = 'resume="auto" goes on from them; else name another folder'
+            said = 'resume="auto" (--resume auto) goes on from them; else name another folder'
             raise CheckpointError(f"{checkpoints.folder} has checkpoints of a run already; {said}")
         return
     saved = checkpoints.load(run.span)

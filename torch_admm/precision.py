@@ -1,9 +1,9 @@
 """Little problems in double precision: it costs next to nothing there, and leaves no rounding for ranks to differ in.
 
 How rows are grouped, and so the number of ranks, decides how their sums round. Of a float32 run that is seen in the
-last bits of the first weights, and training makes more of it from step to step; of a float64 run nothing is seen in
-float32 weights. What is not little, or has no more digits to hide it in as the model is float64 itself, has its sums
-over all rows made shard by shard, however few they are.
+last bits of the first weights, and training makes more of it from step to step; of AnchoredADMM's in float64 nothing is
+seen in float32 weights. What is not little, or has no more digits to hide it in as the model is float64 itself, has its
+sums over all rows made shard by shard, however few they are; so has BregmanADMM, whose Grams may be of low rank.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ..data import AbstractRows, Chunk
 from ..data.shards import Shards, dealt
-from ..errors import RankError
+from ..errors import RankError, told
 from .pending import Pending
 from .standing import AbstractStanding, Buffer, Gathered, branches_of
 from .tree import ONE_LEAF, Growing, Order
@@ -76,11 +76,11 @@ class AbstractComm(abc.ABC):
 
     def same(self, what: Mapping[str, Any]) -> None:
         """A RankError on every rank, naming what differs, unless all ranks say the same."""
-        told = [json.loads(text) for text in self.texts(json.dumps(dict(what), default=str))]
-        for other, theirs in enumerate(told):
-            for name in {**told[0], **theirs}:
-                first, second = told[0].get(name), theirs.get(name)
-                if first != second:
+        said = [json.loads(text) for text in self.texts(json.dumps(dict(what), default=str))]
+        for other, theirs in enumerate(said):
+            for name in {**said[0], **theirs}:
+                first, second = said[0].get(name), theirs.get(name)
+                if repr(first) != repr(second):  # NaN is the same as NaN here
                     raise RankError(f"ranks differ in {name}: {first} on rank 0, {second} on rank {other}")
 
     @contextmanager
@@ -91,10 +91,10 @@ class AbstractComm(abc.ABC):
             yield
         except Exception as error:
             failure = error
-        told = self.texts("" if failure is None else f"{failure}" or type(failure).__name__) if self.size > 1 else []
+        texts = self.texts("" if failure is None else told(failure)) if self.size > 1 else []
         if failure is not None:
             raise failure
-        for other, text in enumerate(told):
+        for other, text in enumerate(texts):
             if text:
                 raise RankError(f"rank {other}: {text}")
 
@@ -116,12 +116,21 @@ class AbstractComm(abc.ABC):
                 yield number, Chunk(where, self.aligned(x), y)
 
     def pieces(self, rows: AbstractRows) -> Sequence[AbstractRows]:
-        """What is summed by itself before anything is added to it: all rows here, or one shard."""
-        return [shard for _, shard in rows.shards()] if self.cuts(rows) else [rows]
+        """What is summed by itself before anything is added to it: all rows here, or one shard, or a few."""
+        return [rows.stretch(part) for part in self._parts(rows)] if self.cuts(rows) else [rows]
 
     def starts(self, rows: AbstractRows) -> list[int]:
         """The first row of each piece, among those of all ranks."""
-        return [rows.first + part.start for part in rows.split.local()] if self.cuts(rows) else [rows.first]
+        return [rows.first + part.start for part in self._parts(rows)] if self.cuts(rows) else [rows.first]
+
+    def _parts(self, rows: AbstractRows) -> list[slice]:
+        """The rows here, cut."""
+        shards, size = rows.split.local(), self._merged(rows)
+        groups = (shards[i : i + size] for i in range(0, len(shards), size))
+        return [slice(group[0].start, group[-1].stop) for group in groups]
+
+    def _merged(self, rows: AbstractRows) -> int:
+        return 1 if self.deterministic else rows.merged
 
     def aligned(self, values: Tensor) -> Tensor:
         """The values where products of them always round alike."""
@@ -136,7 +145,9 @@ class AbstractComm(abc.ABC):
     def order(self, rows: AbstractRows) -> Order:
         """In which the parts of the pieces of these rows are added up."""
         split = rows.split
-        return _order(split.number, self.size, split.together, 1) if self.cuts(rows) else self.open_order()
+        if not self.cuts(rows):
+            return self.open_order()
+        return _order(split.number, self.size, split.together, self._merged(rows))
 
     def batch_order(self, split: Shards) -> Order:
         """In which the parts of a mini-batch are added up, of shards that go together one each."""

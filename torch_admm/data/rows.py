@@ -41,6 +41,7 @@ class AbstractRows(abc.ABC):
 
     resident: ClassVar[bool] = False  # are they all in memory, so that a few more numbers a row do not matter?
     cut: bool | None = None  # are sums over them made shard by shard? None: if the shards are large enough for that
+    merged: int = 1  # neighbouring shards that are one there: of few rows, each by itself would cost too much
     count: int  # rows here
     first: int = 0  # number of the first one among the rows of all ranks: what is drawn for a row depends on that
     split: Shards  # of the rows of all ranks, those that are here
@@ -83,10 +84,6 @@ class AbstractRows(abc.ABC):
         """
         split = self.split.part(rank, ranks, together)
         return self._some(split.rows, split)
-
-    def shards(self) -> Iterator[tuple[int, AbstractRows]]:
-        """The shards here, each with its number among those of all ranks. Sums shard by shard know nothing of ranks."""
-        return ((i, self.stretch(rows)) for i, rows in zip(self.split.here, self.split.local(), strict=True))
 
     def batch_counts(self, size: int, seed: int, epoch: int) -> Iterator[list[int]]:
         """For each of `batches`, how many rows it has of each shard, of all ranks."""
