@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from torch_admm import comm
-from torch_admm.comm import AbstractComm, Solo, group, launched, mpi
+from torch_admm.comm import AbstractComm, Solo, launched, lost, mpi
 from torch_admm.data import Rows
 from torch_admm.data.shards import Shards
 from torch_admm.errors import CommError, RankError
@@ -43,6 +43,7 @@ SLURM = {
         (OPEN_MPI, "Open MPI", (2, 3, 2, 3), "127.0.0.1"),
         (MPICH, "MPICH", (0, 2, 0, 2), "127.0.0.1"),
         (SLURM, "Slurm", (5, 8, 1, 4), "node03"),
+        (SLURM | {"PMI_RANK": "5", "PMI_SIZE": "8"}, "Slurm", (5, 8, 1, 4), "node03"),  # srun --mpi=pmi2
         (SLURM | TORCHRUN, "torchrun", (1, 4, 1, 2), "node7"),
         (SLURM | OPEN_MPI, "Open MPI", (2, 3, 2, 3), "127.0.0.1"),
     ],
@@ -70,6 +71,15 @@ def test_restarts_are_told_apart() -> None:
     assert first.job != second.job
 
 
+def test_the_machines_of_one_mpich_job_know_each_other_by_the_port(monkeypatch: pytest.MonkeyPatch) -> None:
+    several = MPICH | {"MPI_LOCALNRANKS": "1", "MASTER_ADDR": "node7", "MASTER_PORT": "4321"}
+    found = []
+    for starter in (7, 8):  # the process that starts the ranks of a machine has another number on each
+        monkeypatch.setattr(os, "getppid", lambda starter=starter: starter)
+        found.append(launched(several))
+    assert found[0] == found[1]
+
+
 @pytest.mark.parametrize(
     ("env", "match"),
     [
@@ -77,6 +87,15 @@ def test_restarts_are_told_apart() -> None:
         (TORCHRUN | {"RANK": "4"}, "torchrun says rank 4 of 4; a rank from 0 to 3"),
         (TORCHRUN | {"MASTER_PORT": ""}, "MASTER_PORT is ''; a whole number"),
         (OPEN_MPI | {"OMPI_COMM_WORLD_LOCAL_SIZE": "1"}, "Open MPI started ranks on several machines; set MASTER_ADDR"),
+        (
+            MPICH | {"MPI_LOCALNRANKS": "1", "MASTER_ADDR": "node7"},
+            "MPICH started ranks on several machines; set MASTER_ADDR to the name of that of rank 0, and MASTER_PORT",
+        ),
+        ({"RANK": "1"}, "RANK is set in the environment, but WORLD_SIZE is not; set both, or none to train alone"),
+        ({"WORLD_SIZE": "2"}, "WORLD_SIZE is set in the environment, but RANK is not"),
+        (TORCHRUN | {"WORLD_SIZE": "0"}, "torchrun says that there are 0 ranks; at least 1 is expected"),
+        (TORCHRUN | {"MASTER_PORT": "70000"}, "MASTER_PORT is 70000; a port from 1 to 65535 is expected"),
+        (TORCHRUN | {"MASTER_PORT": "0"}, "MASTER_PORT is 0; a port from 1 to 65535 is expected"),
         ({"SLURM_STEP_NUM_TASKS": "2"}, "SLURM_PROCID is None; a whole number"),
     ],
 )
@@ -244,11 +263,11 @@ def stick() -> None:
 
 def test_a_missing_rank_is_named_within_two_seconds() -> None:
     """After the time-out: the roll call, and the pause of those that are silent; the rest is for taking down."""
-    assert group.GRACE + 10 * group.POLL + group.HEARD <= 1.5
+    assert lost.GRACE + 10 * lost.POLL + lost.HEARD <= 1.5
 
 
 def _go_wrong(ranks: AbstractComm, what: str, culprit: int) -> str:
-    group.GRACE = 3.0  # for a machine that has other things to do
+    lost.GRACE = 3.0  # for a machine that has other things to do
     ranks.sum_(torch.ones(1000))
     if ranks.rank == culprit:
         if what == "killed":

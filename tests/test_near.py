@@ -241,8 +241,8 @@ def _differ(ranks: AbstractComm) -> str:
 
 def test_sizes_that_differ_are_an_error_on_all_ranks() -> None:
     first, second = on_ranks(2, in_group, _differ)
-    assert first.endswith("rank 1 sent 16 bytes, rank 0 12")
-    assert second.endswith("rank 0 sent 12 bytes, rank 1 16")
+    assert first.endswith("rank 1 is at a sum of 16 bytes, rank 0 at a sum of 12 bytes")
+    assert second.endswith("rank 0 is at a sum of 12 bytes, rank 1 at a sum of 16 bytes")
 
 
 def _die_standing(ranks: AbstractComm) -> str:

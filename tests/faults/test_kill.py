@@ -15,7 +15,7 @@ import pytest
 
 from torch_admm import AnchoredADMM, BregmanADMM, fit, gram
 from torch_admm.checkpoint import Checkpoints
-from torch_admm.comm import Group, group
+from torch_admm.comm import Group, lost
 from torch_admm.data.hdf5 import Writer
 from torch_admm.errors import CommError
 
@@ -44,7 +44,7 @@ def train(name: str, folder: Path) -> Any:
 
 def run(name: str, kind: str, folder: Path, rank: int, moment: int) -> Any:
     """Train; rank `rank` is killed before its so-manieth message or call that touches the disk, or product of rows."""
-    group.GRACE = 0.3
+    lost.GRACE = 0.3
     seen = [0]
     if int(os.environ["RANK"]) == rank:
         calls = [(Group, "_later"), *((os, call) for call in DISK)] if kind == "message" else [(gram, "product")]

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from threading import Thread
 from typing import Any, final
 
 import torch
@@ -14,16 +12,13 @@ from torch import Tensor
 
 from ..errors import CommError
 from .base import AbstractComm
+from .lost import Process, line, lost
 from .near import Near
 from .pending import Pending
 from .standing import AbstractStanding
 from .tree import Order
 
-__all__ = ["Group", "leave", "lost"]
-
-GRACE = 1.0  # seconds in which the ranks that are left say so, after one was found missing
-POLL = 0.02
-HEARD = 0.2  # seconds: launchers end all ranks with the first that goes, so that should be the one that speaks
+__all__ = ["Group"]
 
 
 @final
@@ -51,14 +46,20 @@ class Group(AbstractComm):
     """The default group of torch.distributed, whoever made it."""
 
     def __init__(
-        self, *, deterministic: bool = False, store: Any = None, owned: bool = False, near: Near | None = None
+        self,
+        *,
+        deterministic: bool = False,
+        store: Any = None,
+        owned: bool = False,
+        near: Near | None = None,
+        processes: Sequence[Process] = (),
     ) -> None:
         """`store` tells who is missing when somebody is; `owned` groups are taken down then.
 
-        What `near` takes goes that way, which is faster; the rest by torch.distributed.
+        What `near` takes goes that way, which is faster; the rest by torch.distributed. `processes` are those of all.
         """
         self.rank, self.size, self.deterministic = dist.get_rank(), dist.get_world_size(), deterministic
-        self.store, self.owned, self.near = store, owned, near
+        self.store, self.owned, self.near, self.processes = store, owned, near, processes
         only_gpu = dist.get_backend() == "nccl"
         self.device = torch.device("cuda", torch.cuda.current_device()) if only_gpu else torch.device("cpu")
 
@@ -109,17 +110,17 @@ class Group(AbstractComm):
         try:
             return call(*arguments)
         except RuntimeError as error:
-            reason = str(error)
-        raise self._explained(reason)  # outside the except clause: nothing may hold the connections any more
+            reason = line(error)
+        raise self.explained(reason)  # outside the except clause: nothing may hold the connections any more
 
-    def _explained(self, reason: str) -> CommError:
-        """Taking the group down first closes connections, so that nobody waits any longer."""
+    def explained(self, reason: str) -> CommError:
+        """Who is missing. Taking the group down first closes connections, so that nobody waits any longer."""
         if self.near is not None:
             self.near.close()
         if self.owned and dist.is_initialized():
             with suppress(RuntimeError):
                 dist.destroy_process_group()
-        return lost(self.store, self.rank, self.size, reason)
+        return lost(self.store, self.rank, self.size, reason, self.processes)
 
 
 @final
@@ -144,56 +145,3 @@ class _Tried(AbstractStanding):
 
 def _size(tensors: Sequence[Tensor], dtype: torch.dtype) -> int:
     return sum([t.numel() for t in tensors]) * dtype.itemsize
-
-
-def lost(store: Any, rank: int, size: int, reason: str) -> CommError:
-    """Who is missing, and why, as far as can be found out."""
-    if store is None:
-        return CommError(f"ranks lost each other: {reason}")
-    told, missing = _roll_call(store, rank, size)
-    speaks = rank == min(set(range(size)) - set(missing), default=0)
-    if not speaks:
-        time.sleep(HEARD)
-    for other, text in told.items():
-        if text:
-            return CommError(f"rank {other} stopped: {text}", speaks=speaks)
-    if not missing:
-        return CommError(f"ranks lost each other: {reason}", speaks=speaks)
-    names = f"rank {missing[0]} is" if len(missing) == 1 else f"ranks {', '.join(map(str, missing))} are"
-    return CommError(f"{names} missing, ended or stuck; rank {rank} was told: {reason}", speaks=speaks)
-
-
-def leave(store: Any, rank: int, why: str) -> None:
-    """Tell the others why this rank is going; without a store, or if it is gone or stuck, they will find out."""
-    if store is not None:
-        telling = Thread(target=_tell, args=(store, rank, why), daemon=True)
-        telling.start()
-        telling.join(GRACE)
-
-
-def _tell(store: Any, rank: int, why: str) -> None:
-    with suppress(RuntimeError):
-        store.set(f"left/{rank}", why)
-
-
-def _roll_call(store: Any, rank: int, size: int) -> tuple[dict[int, str], list[int]]:
-    """What each rank said when it left, and the ranks that said nothing."""
-    told: dict[int, str] = {}
-    asking = Thread(target=_ask, args=(store, rank, size, told), daemon=True)
-    asking.start()
-    asking.join(GRACE + 10 * POLL)
-    if rank not in told:  # no answer from the store, which lives in rank 0
-        return {}, [0]
-    return dict(told), sorted(set(range(size)) - told.keys())
-
-
-def _ask(store: Any, rank: int, size: int, told: dict[int, str]) -> None:
-    deadline = time.monotonic() + GRACE
-    with suppress(RuntimeError):
-        if not store.check([f"left/{rank}"]):
-            store.set(f"left/{rank}", "")
-        while len(told) < size and time.monotonic() < deadline:
-            for other in set(range(size)) - told.keys():
-                if store.check([f"left/{other}"]):
-                    told[other] = store.get(f"left/{other}").decode()
-            time.sleep(POLL)

@@ -11,6 +11,7 @@ from typing import final
 
 __all__ = ["LAUNCHERS", "Launch", "launched"]
 
+MEET = "set MASTER_ADDR to the name of that of rank 0"
 PORTS = range(20_000, 30_000)  # for launchers that give none: below those that systems hand out by themselves
 
 Environment = Mapping[str, str]
@@ -35,6 +36,11 @@ class Launch:
     def one_machine(self) -> bool:
         return self.local_size == self.size
 
+    @property
+    def serves(self) -> bool:
+        """Does this rank keep the store?"""
+        return self.rank == 0 and not self.waits
+
 
 def launched(env: Environment = os.environ) -> Launch | None:
     """What the environment says; None for a process by itself."""
@@ -47,6 +53,8 @@ def launched(env: Environment = os.environ) -> Launch | None:
 
 
 def _check(name: str, found: Launch) -> None:
+    if found.size < 1:
+        raise ValueError(f"{name} says that there are {found.size} ranks; at least 1 is expected")
     if not 0 <= found.rank < found.size:
         raise ValueError(
             f"{name} says rank {found.rank} of {found.size}; a rank from 0 to {found.size - 1} is expected"
@@ -54,8 +62,12 @@ def _check(name: str, found: Launch) -> None:
 
 
 def _torchrun(env: Environment) -> Launch | None:
-    if "RANK" not in env or "WORLD_SIZE" not in env:
+    given = [name for name in ("RANK", "WORLD_SIZE") if name in env]
+    if not given:
         return None
+    if len(given) == 1:
+        other = "WORLD_SIZE" if given[0] == "RANK" else "RANK"
+        raise ValueError(f"{given[0]} is set in the environment, but {other} is not; set both, or none to train alone")
     rank, size = _number(env, "RANK"), _number(env, "WORLD_SIZE")
     job = f"{env.get('TORCHELASTIC_RUN_ID', '')}/{env.get('TORCHELASTIC_RESTART_COUNT', '0')}"
     return Launch(
@@ -78,7 +90,13 @@ def _open_mpi(env: Environment) -> Launch | None:
 
 def _mpich(env: Environment) -> Launch | None:
     names = ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS")
-    return _counted("MPICH", env, "{}", names, str(os.getppid()))
+    if names[-1] not in env and "SLURM_STEP_NUM_TASKS" in env:  # srun --mpi=pmi2 speaks of ranks in the same words
+        return None
+    several = names[0] in env and names[-1] in env and _number(env, names[-1]) < _number(env, names[1], 1)
+    if several and "MASTER_PORT" not in env:
+        raise ValueError(f"MPICH started ranks on several machines; {MEET}, and MASTER_PORT to a port free there")
+    job = "" if several else str(os.getppid())  # MPICH gives no name that all machines know; the port tells jobs apart
+    return _counted("MPICH", env, "{}", names, job)
 
 
 def _slurm(env: Environment) -> Launch | None:
@@ -116,13 +134,16 @@ def _counted(by: str, env: Environment, pattern: str, names: tuple[str, str, str
     local_rank, local_size = _number(env, keys[2], rank), _number(env, keys[3], size)
     address = env.get("MASTER_ADDR")
     if address is None and local_size < size:
-        raise ValueError(f"{by} started ranks on several machines; set MASTER_ADDR to the name of that of rank 0")
+        raise ValueError(f"{by} started ranks on several machines; {MEET}")
     return Launch(by, rank, size, local_rank, local_size, address or "127.0.0.1", _port(env, job), job)
 
 
 def _port(env: Environment, job: str) -> int:
     """As given, or one that only this job is likely to take."""
-    return _number(env, "MASTER_PORT", PORTS[zlib.crc32(job.encode()) % len(PORTS)])
+    port = _number(env, "MASTER_PORT", PORTS[zlib.crc32(job.encode()) % len(PORTS)])
+    if not 0 < port < 1 << 16:
+        raise ValueError(f"MASTER_PORT is {port}; a port from 1 to 65535 is expected in the environment")
+    return port
 
 
 def _first_host(nodes: str) -> str:

@@ -10,10 +10,11 @@ import os
 import secrets
 import socket
 import struct
+import time
 from contextlib import suppress
 from pathlib import Path
 
-from .base import AbstractComm
+from .group import Group
 from .near import MEMORY, Near
 
 __all__ = ["meet"]
@@ -22,15 +23,21 @@ NUMBER = struct.Struct("<q")
 CREDENTIALS = struct.Struct("3i")  # process, user and group
 
 
-def meet(comm: AbstractComm, seconds: float) -> Near | None:
-    """Near, if all ranks are on one machine that can do it; they decide together."""
+def meet(comm: Group, seconds: float) -> Near | None:
+    """Near, if all ranks are on one machine that can do it; they decide together.
+
+    A rank that does not come within so many seconds is missing: a CommError.
+    """
     if len(set(comm.texts(_machine()))) > 1 or not comm.all_true(hasattr(os, "memfd_create")):
         return None
     name = comm.texts(secrets.token_hex(16))[0]
     with socket.socket(socket.AF_UNIX) as door:
         if not comm.all_true(_opened(door, _address(name, comm.rank))):
             return None
-        found = _linked(comm, door, name, seconds)
+        try:
+            found = _linked(comm, door, name, seconds)
+        except TimeoutError:
+            raise comm.explained(f"no answer within {seconds:g} s") from None
         return found if comm.all_true(found is not None) else None
 
 
@@ -57,32 +64,36 @@ def _opened(door: socket.socket, address: str) -> bool:
     return True
 
 
-def _linked(comm: AbstractComm, door: socket.socket, name: str, seconds: float) -> Near | None:
-    """A link with each rank; each way over it goes where the memory of the sender is."""
+def _linked(comm: Group, door: socket.socket, name: str, seconds: float) -> Near | None:
+    """A link with each rank; each way over it goes where the memory of the sender is. All must be there in time."""
     links: dict[int, socket.socket] = {}
-    memory = os.memfd_create("torch_admm")
+    memory, deadline = os.memfd_create("torch_admm"), time.monotonic() + seconds
     try:
         os.ftruncate(memory, MEMORY)
         memories = {comm.rank: mmap.mmap(memory, MEMORY)}
         for number in range(comm.size - 1):
-            link = _dialled(_address(name, number)) if number < comm.rank else _answered(door, seconds)
+            left = max(0.001, deadline - time.monotonic())
+            link = _dialled(_address(name, number), left) if number < comm.rank else _answered(door, left)
             socket.send_fds(link, [NUMBER.pack(comm.rank)], [memory])
             told, (theirs,), _, _ = socket.recv_fds(link, NUMBER.size, 1)
             (rank,) = NUMBER.unpack(told)
             links[rank], memories[rank] = link, mmap.mmap(theirs, MEMORY)
             os.close(theirs)
             link.setblocking(False)
-    except (OSError, ValueError):
+    except (OSError, ValueError) as error:
         for link in links.values():
             link.close()
+        if isinstance(error, TimeoutError):
+            raise
         return None
     finally:
         os.close(memory)
     return Near(comm.rank, dict(sorted(links.items())), [memories[rank] for rank in range(comm.size)], seconds)
 
 
-def _dialled(address: str) -> socket.socket:
+def _dialled(address: str, seconds: float) -> socket.socket:
     link = socket.socket(socket.AF_UNIX)
+    link.settimeout(seconds)
     link.connect(address)
     return _known(link)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import time
 from collections.abc import Callable
@@ -15,6 +16,8 @@ from torch._C._distributed_c10d import HashStore, Work
 __all__ = ["check", "finish", "init"]
 
 NAME = "mpi4py"
+_went_well = False  # so far: MPI is taken down with the process only if all ranks are there to do it
+
 SPIN, NAP = 0.002, 0.0002  # seconds: first asked again at once, then after naps, which leave the core to others
 
 
@@ -42,6 +45,8 @@ def require() -> Any:
 
 def init(size: int, by: str, patience: timedelta) -> None:
     """Make the default group of so many ranks, started by so-and-so, of torch's own MPI if it has one."""
+    global _went_well  # noqa: PLW0603
+    _went_well = False
     if dist.is_mpi_available():
         dist.init_process_group("mpi")
         return
@@ -51,17 +56,21 @@ def init(size: int, by: str, patience: timedelta) -> None:
         raise ValueError(f"MPI sees {world.Get_size()} of the {size} ranks that {by} started: {why}")
     if NAME not in dist.Backend.backend_list:
         dist.Backend.register_backend(NAME, _make, devices=["cpu"])
+        atexit.register(_take_down)
     dist.init_process_group(
         NAME, store=HashStore(), rank=world.Get_rank(), world_size=world.Get_size(), timeout=patience
     )
 
 
 def finish() -> None:
-    """The end of a run that went well: all ranks get here. What torch has of its own ends with the group."""
-    if dist.is_mpi_available():
-        return
+    """The end of a run that went well: all ranks get here. MPI stays, as others may use it, or another run."""
+    global _went_well  # noqa: PLW0603
+    _went_well = True
+
+
+def _take_down() -> None:
     MPI = require()
-    if not MPI.Is_finalized():
+    if _went_well and not MPI.Is_finalized():
         MPI.Finalize()
 
 

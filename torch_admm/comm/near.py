@@ -35,6 +35,9 @@ MEMORY = COUNTS + RING * ROOM  # bytes of a rank
 STRIPED = 1 << 16  # bytes from which on each rank adds up a part, and reads the other parts
 SPIN = 0.01  # seconds: asked again at once, if each rank has a core: to be woken up takes longer than most exchanges
 
+KINDS = ("sum", "standing sum", "maximum", "broadcast", "gather")  # of exchanges: all ranks are at the same
+STANDING = KINDS.index("standing sum")
+
 Shapes = tuple[torch.Size, ...]
 Result = TypeVar("Result")
 
@@ -74,12 +77,12 @@ class Near:
     def sum(self, values: Tensor) -> Pending[Tensor]:
         """Add up the values of all ranks: in the order of ranks, so that all get the same bits."""
         flat = values.view(-1)
-        return self._start([flat], flat.dtype, lambda slots: self.add(slots, flat), values)
+        return self._start("sum", [flat], flat.dtype, lambda slots: self.add(slots, flat), values)
 
     def sums(self, tensors: Sequence[Tensor], dtype: torch.dtype) -> Pending[list[Tensor]]:
         """The same of several tensors, as numbers of `dtype`; they are written to and read from where they cross."""
         found: list[Tensor] = []
-        return self._start(tensors, dtype, lambda slots: found.extend(self._added(slots, tensors)), found)
+        return self._start("sum", tensors, dtype, lambda slots: found.extend(self._added(slots, tensors)), found)
 
     def standing(self, like: Sequence[Tensor], dtype: torch.dtype, order: Order) -> AbstractStanding:
         """The same of tensors of these shapes, again and again: they are written to where they cross from."""
@@ -87,15 +90,19 @@ class Near:
 
     def largest(self, values: Tensor) -> Pending[Tensor]:
         flat = values.view(-1)
-        return self._start([flat], flat.dtype, lambda slots: _copy(reduce(torch.maximum, slots.values), flat), values)
+
+        def combine(slots: Slots) -> None:
+            flat.copy_(reduce(torch.maximum, slots.values))
+
+        return self._start("maximum", [flat], flat.dtype, combine, values)
 
     def from_first(self, values: Tensor) -> Pending[Tensor]:
         flat = values.view(-1)
-        return self._start([flat], flat.dtype, lambda slots: _copy(slots.values[0], flat), values)
+        return self._start("broadcast", [flat], flat.dtype, lambda slots: _copy(slots.values[0], flat), values)
 
     def gather(self, values: Tensor, came: Tensor) -> Pending[Tensor]:
         flat, lines = values.view(-1), came.view(self.size, -1)
-        return self._start([flat], flat.dtype, lambda slots: _stack(slots.values, lines), came)
+        return self._start("gather", [flat], flat.dtype, lambda slots: _stack(slots.values, lines), came)
 
     def close(self) -> None:
         """The others hear of it at once."""
@@ -103,13 +110,13 @@ class Near:
             link.close()
 
     def _start(
-        self, tensors: Sequence[Tensor], dtype: torch.dtype, combine: Combine, result: Result
+        self, kind: str, tensors: Sequence[Tensor], dtype: torch.dtype, combine: Combine, result: Result
     ) -> Pending[Result]:
         """Write what is here; the rest happens when somebody waits for it, in the order of the starts."""
         slots = self._slots(self.next_place(), tuple([t.shape for t in tensors]), dtype)
         for place, values in zip(slots.parts[self.rank], tensors, strict=True):
             place.copy_(values)
-        number = self.begin(slots, combine)
+        number = self.begin(slots, combine, KINDS.index(kind))
 
         def finish() -> Result:
             self.finish(number)
@@ -125,9 +132,9 @@ class Near:
             self._wait(WRITTEN, read)
         return number % RING
 
-    def begin(self, slots: Slots, combine: Combine) -> int:
+    def begin(self, slots: Slots, combine: Combine, kind: int) -> int:
         """The exchange of what is written to these, and its number, to `finish` it by."""
-        self.counts[self.rank][SIZES + slots.number] = slots.size
+        self.counts[self.rank][SIZES + slots.number] = slots.size * len(KINDS) + kind
         self.under_way.append((slots, combine))
         self.signals.tell(WRITTEN)
         self.started += 1
@@ -138,9 +145,10 @@ class Near:
         while self.finished <= number:
             self._wait(WRITTEN, self.finished + 1)
             slots, combine = self.under_way.popleft()
+            mine = self.counts[self.rank][SIZES + slots.number]
             for rank, counts in enumerate(self.counts):
-                if (came := counts[SIZES + slots.number]) != slots.size:
-                    raise RuntimeError(f"rank {rank} sent {came} bytes, rank {self.rank} {slots.size}")
+                if (theirs := counts[SIZES + slots.number]) != mine:
+                    raise RuntimeError(f"rank {rank} is at a {_named(theirs)}, rank {self.rank} at a {_named(mine)}")
             combine(slots)
             self.finished += 1
 
@@ -219,7 +227,7 @@ class _Standing(AbstractStanding):
         return self._places[self._slots.number]
 
     def start(self) -> None:
-        self._number = self._near.begin(self._slots, self._add)
+        self._number = self._near.begin(self._slots, self._add, STANDING)
 
     def wait(self) -> Sequence[Tensor]:
         self._near.finish(self._number)
@@ -235,6 +243,11 @@ class _Standing(AbstractStanding):
             near.by_stripes(branches, self._rooms[slots.number], order.total, self._total)
         else:
             self._total.copy_(order.total(branches))
+
+
+def _named(exchange: int) -> str:
+    size, kind = divmod(exchange, len(KINDS))
+    return f"{KINDS[kind]} of {size} bytes"
 
 
 def _add(theirs: Sequence[Tensor], out: Tensor) -> None:

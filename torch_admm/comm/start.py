@@ -6,22 +6,24 @@ import json
 import os
 import socket
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from datetime import timedelta
 from threading import Thread
-from typing import Any, TypeVar
+from typing import Any, TypeVar, final
 
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, TCPStore
 
 from ..arguments import choice, positive, positive_int
-from ..errors import CommError
+from ..errors import CommError, told
 from . import mpi
 from .base import AbstractComm, Solo
-from .group import Group, leave, lost
+from .group import Group
 from .launch import Launch, launched
+from .lost import GRACE, Process, here, leave, line, lost, stay
 from .meet import meet
 from .near import Near
 
@@ -57,25 +59,41 @@ def start(
         return
     comm = _joined(launch, backend, patience, deterministic)
     try:
-        if backend == "auto":
-            _look_around(comm, patience)
-        if threads is None:
-            _share_cores(comm, launch)
+        comm.same({"backend": backend, "timeout_minutes": timeout_minutes})
+        _look_around(comm, launch, near=backend == "auto", set_threads=threads is None, patience=patience)
         yield comm
         _part(comm, backend)
     except CommError:  # others were told, and a store that does not answer would keep this rank, too
         raise
     except BaseException as error:
-        leave(comm.store, comm.rank, str(error) or type(error).__name__)
+        leave(comm.store, comm.rank, told(error))
+        _forget()
+        if launch.serves:
+            stay(comm.store, comm.rank, comm.size)
         raise
     finally:
         _forget()
 
 
+@final
+@dataclass
+class _Own:
+    """What there is beside the group that `start` made."""
+
+    store: Store
+    near: Near | None = None
+    processes: Sequence[Process] = ()
+
+
+_own: _Own | None = None  # torch has one default group, so there is one
+_starts = 0  # so far: what one left in the store is not meant for the next
+_stores: dict[tuple[str, int], TCPStore] = {}  # the port is taken as long as the process lives
+
+
 def _forget() -> None:
     global _own  # noqa: PLW0603
-    if _own is not None and _own[1] is not None:
-        _own[1].close()
+    if _own is not None and _own.near is not None:
+        _own.near.close()
     _own = None
     if dist.is_initialized():
         with suppress(RuntimeError):
@@ -93,8 +111,9 @@ def _part(comm: AbstractComm, backend: str) -> None:
 def current(*, deterministic: bool = False) -> AbstractComm:
     """The group there is, or `Solo`."""
     if _is_initialised():
-        store, near = _own if _own is not None else (None, None)
-        return Group(deterministic=deterministic, store=store, owned=_own is not None, near=near)
+        if _own is None:
+            return Group(deterministic=deterministic)
+        return Group(deterministic=deterministic, owned=True, **vars(_own))
     with suppress(ValueError):
         if (launch := launched()) is not None and launch.size > 1:
             said = f"{launch.by} started {launch.size} ranks, but this one trains alone: with torch_admm.comm.start():"
@@ -102,25 +121,27 @@ def current(*, deterministic: bool = False) -> AbstractComm:
     return Solo(deterministic=deterministic)
 
 
-_own: tuple[Store, Near | None] | None = None  # of the group that `start` made
-
-
 def _is_initialised() -> bool:
     return dist.is_available() and dist.is_initialized()
 
 
 def _joined(launch: Launch, backend: str, patience: timedelta, deterministic: bool) -> Group:
-    global _own  # noqa: PLW0603 (torch has one default group, so there is one store)
-    store = BACKENDS[backend](launch, patience)
-    _own = store, None
-    return Group(deterministic=deterministic, store=store, owned=True)
+    global _own, _starts  # noqa: PLW0603
+    _starts += 1
+    _own = _Own(BACKENDS[backend](launch, patience))
+    return Group(deterministic=deterministic, store=_own.store, owned=True)
 
 
-def _look_around(comm: Group, patience: timedelta) -> None:
-    """Ranks of one machine need no network between them."""
-    global _own  # noqa: PLW0603
-    comm.near = meet(comm, patience.total_seconds())
-    _own = comm.store, comm.near
+def _look_around(comm: Group, launch: Launch, *, near: bool, set_threads: bool, patience: timedelta) -> None:
+    """Ranks of one machine need no network between them, and share its cores."""
+    assert _own is not None
+    mine = {"host": socket.gethostname(), "cores": sorted(_cores()), "process": here()}
+    ranks = [json.loads(text) for text in comm.texts(json.dumps(mine))]
+    comm.processes = _own.processes = [Process(*rank["process"]) for rank in ranks]
+    if set_threads:
+        _share_cores([(rank["host"], rank["cores"]) for rank in ranks], launch)
+    if near:
+        comm.near = _own.near = meet(comm, patience.total_seconds())
 
 
 def _auto(launch: Launch, patience: timedelta) -> Store:
@@ -160,7 +181,7 @@ def _init(backend: str, launch: Launch, patience: timedelta) -> Store:
         with _loopback(launch.one_machine):
             _within(patience, lambda: dist.init_process_group(backend, **place))
     except RuntimeError as error:
-        reason = _line(error)
+        reason = line(error)
     else:
         return store
     raise lost(store, launch.rank, launch.size, reason)
@@ -170,20 +191,39 @@ def _store(launch: Launch, patience: timedelta) -> Store:
     """Where ranks meet. The prefix tells a restart by torchrun from what was left there before (pytorch#135712)."""
     try:
         socket.getaddrinfo(launch.address, launch.port)
-    except socket.gaierror as error:
-        said = f"MASTER_ADDR is {launch.address!r}, and that name has no address: {error.strerror}"
+    except (socket.gaierror, UnicodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is no name of a host"
+        said = f"MASTER_ADDR is {launch.address!r}, and that name has no address: {why}"
         raise CommError(said, speaks=launch.rank == 0) from None
-    serves = launch.rank == 0 and not launch.waits
     place = launch.address, launch.port
+    if place not in _stores:
+        _stores[place] = _connected(launch, patience)
+    return PrefixStore(f"torch_admm/{launch.job}/{_starts}", _stores[place])
+
+
+def _connected(launch: Launch, patience: timedelta) -> TCPStore:
+    place, late = (launch.address, launch.port), patience + timedelta(seconds=GRACE)
     try:
-        store = _within(patience, lambda: TCPStore(*place, None, serves, patience, wait_for_workers=False))
+        return _within(late, lambda: TCPStore(*place, None, launch.serves, patience, wait_for_workers=False))
     except RuntimeError as error:
-        if "EADDRINUSE" in str(error) or "already in use" in str(error):
-            said = f"port {launch.port} is taken on {launch.address}; set MASTER_PORT to a free one"
-        else:
-            said = f"rank {launch.rank} cannot reach {launch.address}:{launch.port}: {_line(error)}"
-        raise CommError(said, speaks=launch.rank == 0) from None
-    return PrefixStore(f"torch_admm/{launch.job}", store)
+        reason = str(error)
+    speaks = launch.rank == 0
+    if "EADDRINUSE" in reason or "already in use" in reason:
+        said = f"port {launch.port} is taken on {launch.address}; set MASTER_PORT to a free one"
+    elif not launch.serves and not launch.waits and not _listens(place):
+        said = f"rank 0 did not come to {launch.address}:{launch.port} within {_said(patience)}"
+        speaks = launch.rank == 1
+    else:
+        said = f"rank {launch.rank} cannot reach {launch.address}:{launch.port}: {reason.splitlines()[0]}"
+    raise CommError(said, speaks=speaks)
+
+
+def _listens(place: tuple[str, int]) -> bool:
+    try:
+        socket.create_connection(place, GRACE).close()
+    except OSError:
+        return False
+    return True
 
 
 def _within(patience: timedelta, connect: Callable[[], Made]) -> Made:
@@ -213,10 +253,22 @@ def _wait_for_all(store: Store, launch: Launch, patience: timedelta) -> None:
     try:
         store.wait([f"here/{rank}" for rank in range(launch.size)], patience)
     except RuntimeError:
-        missing = [str(rank) for rank in range(launch.size) if not store.check([f"here/{rank}"])]
-        said = f"rank {', '.join(missing)} of {launch.size} did not come within {patience.total_seconds():g} s"
-        speaks = launch.rank == 0 or "0" in missing
-        raise CommError(said, speaks=speaks) from None
+        missing = _absent(store, launch)
+    else:
+        return
+    said = f"rank {', '.join(missing)} of {launch.size} did not come within {_said(patience)}"
+    raise CommError(said, speaks=launch.rank == 0 or "0" in missing)
+
+
+def _absent(store: Store, launch: Launch) -> list[str]:
+    try:
+        return [str(rank) for rank in range(launch.size) if not store.check([f"here/{rank}"])]
+    except RuntimeError:  # nobody keeps the store any more
+        return ["0"]
+
+
+def _said(patience: timedelta) -> str:
+    return f"{patience.total_seconds():g} s"
 
 
 @contextmanager
@@ -234,17 +286,15 @@ def _loopback(wanted: bool) -> Iterator[None]:
         del os.environ[name]
 
 
-def _share_cores(comm: AbstractComm, launch: Launch) -> None:
+def _share_cores(ranks: Sequence[tuple[str, list[int]]], launch: Launch) -> None:
     """Cores / ranks that may run on them. mpirun may have given each rank cores of its own.
 
-    What OMP_NUM_THREADS says goes first, but torchrun sets that to 1 by itself.
+    `ranks` are the hosts and cores of all. What OMP_NUM_THREADS says goes first, but torchrun sets that to 1 by itself.
     """
-    given = os.environ.get("OMP_NUM_THREADS")
-    mine = _cores()
-    told = [json.loads(text) for text in comm.texts(json.dumps([socket.gethostname(), sorted(mine)]))]
+    given, mine = os.environ.get("OMP_NUM_THREADS"), _cores()
     if given is None or (launch.by == "torchrun" and given == "1"):
-        here = socket.gethostname()
-        sharing = sum(host == here and not mine.isdisjoint(cores) for host, cores in told)
+        host = socket.gethostname()
+        sharing = sum(theirs == host and not mine.isdisjoint(cores) for theirs, cores in ranks)
         torch.set_num_threads(max(1, len(mine) // sharing))
 
 
@@ -253,7 +303,3 @@ def _cores() -> set[int]:
         return os.sched_getaffinity(0)
     except AttributeError:  # no such call on macOS and Windows
         return set(range(os.cpu_count() or 1))
-
-
-def _line(error: Exception) -> str:
-    return str(error).splitlines()[0] if str(error) else type(error).__name__

@@ -1,0 +1,191 @@
+"""Ranks that start more than once, otherwise than the others, or hang: all end, and are told why."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from typing import Any
+
+import pytest
+import torch
+
+from torch_admm import comm
+from torch_admm.comm import AbstractComm, Group, lost, meet
+from torch_admm.errors import CommError, RankError
+
+from .ranks import clean_environment, in_group, mpirun, on_ranks
+
+
+def _twice(backend: str = "auto") -> list[float]:
+    sums = []
+    for _ in range(2):
+        with comm.start(backend) as ranks:
+            sums.append(ranks.sum_(torch.ones(1)).item())
+    return sums
+
+
+def test_a_process_can_start_twice() -> None:
+    assert on_ranks(2, _twice) == [[2.0, 2.0]] * 2
+
+
+@pytest.mark.parametrize("backend", ["gloo", "mpi"])
+def test_a_process_of_mpirun_can_start_twice(backend: str) -> None:
+    """MPI is there until the process ends, for whoever else uses it."""
+    code = f"import os; from tests.test_starts import _twice; os.write(1, str(_twice({backend!r})).encode())"
+    command = [*mpirun(), "-n", "2", sys.executable, "-c", code]
+    done = subprocess.run(command, env=clean_environment(), capture_output=True, text=True, timeout=100, check=False)
+    assert (done.returncode, done.stdout) == (0, "[2.0, 2.0]" * 2), done
+
+
+def _otherwise(options: list[dict[str, Any]]) -> Any:
+    try:
+        with comm.start(**options[int(os.environ["RANK"])]) as ranks:
+            return ranks.sum_(torch.ones(1)).item(), torch.get_num_threads()
+    except RankError as error:
+        return str(error)
+
+
+def test_ranks_may_have_different_threads() -> None:
+    assert on_ranks(2, _otherwise, [{"threads": 2}, {}]) == [(2.0, 2), (2.0, 1)]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ([{}, {"backend": "gloo"}], "ranks differ in backend: auto on rank 0, gloo on rank 1"),
+        ([{}, {"timeout_minutes": 4.0}], "ranks differ in timeout_minutes: 5.0 on rank 0, 4.0 on rank 1"),
+    ],
+)
+def test_ranks_that_start_otherwise_are_told(options: list[dict[str, Any]], said: str) -> None:
+    assert on_ranks(2, _otherwise, options) == [said, said]
+
+
+def _meet(culprit: int) -> str:
+    linked = meet._linked
+
+    def late(ranks: Group, *args: Any) -> Any:
+        if ranks.rank == culprit:
+            time.sleep(8)
+        return linked(ranks, *args)
+
+    meet._linked = late  # type: ignore[assignment]
+    lost.GRACE = 3.0  # for a machine that has other things to do
+    try:
+        with comm.start(timeout_minutes=0.03):
+            return "met"
+    except CommError as error:
+        return str(error)
+
+
+@pytest.mark.parametrize("culprit", [0, 1])
+def test_a_rank_that_hangs_while_all_meet_is_named(culprit: int) -> None:
+    said = on_ranks(2, _meet, culprit)
+    assert said[1 - culprit].startswith(f"rank {culprit} is missing, ended or stuck"), said
+
+
+def _stop(ranks: AbstractComm) -> str:
+    """Rank 1 is stopped: no signal that can be handled ends it any more, not even that of its launcher."""
+    lost.GRACE = 3.0
+    ranks.sum_(torch.ones(1))
+    if ranks.rank == 1:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    try:
+        ranks.sum_(torch.ones(1))
+    except CommError as error:
+        return str(error)
+    return "went on"
+
+
+def _stopped(backend: str) -> str:
+    said: str = in_group(_stop, backend=backend, timeout_minutes=0.03)
+    return said
+
+
+@pytest.mark.parametrize("backend", ["auto", "gloo"])
+def test_a_rank_that_is_stopped_ends_too(backend: str) -> None:
+    first, second = on_ranks(2, _stopped, backend)
+    assert first.startswith("rank 1 is missing, ended or stuck; rank 0 was told: "), first
+    assert ".cc" not in first
+    assert isinstance(second, str | CommError), second  # it was let go on, and found the others gone
+
+
+def test_a_stuck_rank_does_not_keep_mpirun() -> None:
+    """MPICH's waits for all processes of a job that makes no use of MPI."""
+    code = "from tests import test_starts; test_starts.stick()"
+    command = [*mpirun(), "-n", "2", sys.executable, "-c", code]
+    began = time.monotonic()
+    done = subprocess.run(command, env=clean_environment(), capture_output=True, text=True, timeout=200, check=False)
+    assert done.returncode != 0
+    assert re.search("CommError: rank 1 is missing, ended or stuck", done.stderr), done
+    assert time.monotonic() - began < STUCK  # not because the rank had waited long enough
+
+
+STUCK = 150  # seconds
+
+
+def stick() -> None:
+    with comm.start(timeout_minutes=0.03) as ranks:
+        ranks.sum_(torch.ones(1))
+        if ranks.rank == 1:
+            time.sleep(STUCK)
+        ranks.sum_(torch.ones(1))
+
+
+def _alone() -> Any:
+    try:
+        with comm.start(timeout_minutes=0.02):
+            return "joined"
+    except CommError as error:
+        return str(error), error.speaks
+
+
+def test_when_rank_0_never_comes_rank_1_says_so() -> None:
+    """All others are silent."""
+    (said,) = on_ranks(1, _as, 1)
+    assert re.fullmatch(r"rank 0 did not come to 127\.0\.0\.1:\d+ within 1\.2 s", said[0])
+    assert said[1]
+    (other,) = on_ranks(1, _as, 2)
+    assert other == (said[0].replace(re.findall(r":\d+", said[0])[0], re.findall(r":\d+", other[0])[0]), False)
+
+
+def _as(rank: int) -> Any:
+    os.environ |= {"RANK": str(rank), "WORLD_SIZE": "3"}
+    return _alone()
+
+
+def _give_up(ranks: AbstractComm) -> str:
+    ranks.sum_(torch.ones(1))
+    if ranks.rank == 0:
+        raise KeyError("my own trouble")
+    try:
+        ranks.sum_(torch.ones(1))
+    except CommError as error:
+        return str(error)
+    return "went on"
+
+
+def test_why_rank_0_goes_is_heard_though_the_store_goes_with_it() -> None:
+    first, second = on_ranks(2, in_group, _give_up)
+    assert isinstance(first, KeyError)
+    assert second == "rank 0 stopped: KeyError: 'my own trouble'"
+
+
+def _mixed(ranks: AbstractComm) -> str:
+    try:
+        if ranks.rank == 0:
+            ranks.gather_later(torch.tensor([1])).wait()
+        else:
+            ranks.largest(0)
+    except CommError as error:
+        return str(error)
+    return "went on"
+
+
+def test_exchanges_of_different_kinds_are_told_apart() -> None:
+    first, second = on_ranks(2, in_group, _mixed)
+    assert first.endswith("rank 1 is at a maximum of 8 bytes, rank 0 at a gather of 8 bytes"), first
+    assert second.endswith("rank 0 is at a gather of 8 bytes, rank 1 at a maximum of 8 bytes"), second
