@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import json
+import os
+import re
 import signal
 import subprocess
 import sys
@@ -105,7 +108,7 @@ BAD: dict[str, tuple[list[str], str]] = {
     "twice": (["data", "prepare", "digits", "--data-dir", ".", "--seed", "1", "--seed", "2"], "--seed is given twice"),
     "half a name": (["data", "prepare", "digits", "--data", "."], "--data-dir"),
     "a path as name": (["data", "prepare", "digits", "--data-dir", ".", "--as", "../x"], "--as is '../x'; the name of"),
-    "no such file": (["data", "show", "nowhere.h5"], "No such file or directory: 'nowhere.h5'"),
+    "no such file": (["data", "show", "nowhere.h5"], "nowhere.h5: No such file or directory"),
     "not prepared": (["train", "--data", "mnist"], "mnist/train.h5 does not exist; prepare it first: python -m torch"),
     "no raw file": (["data", "prepare", "mnist", "--data-dir", ".", "--offline"], "ubyte.gz does not exist; get https"),
 }
@@ -236,6 +239,40 @@ def test_seed_and_activation_decide_what_is_trained(
     assert len({first, trained("--seed", 1), trained("--activation", "tanh")}) == 3
 
 
+def test_a_disk_that_is_full_at_the_end_is_named_and_no_half_is_left(
+    capsys: pytest.CaptureFixture[str], folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ["train", "--data", "synthetic", "--data-dir", folder, "--net", 8, "--epochs", 1]
+    saved = tmp_path / "model.pt"
+
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def as_torch_says_it(*_: Any) -> None:
+        raise RuntimeError("PytorchStreamWriter failed writing file data/0: file write failed\nframe #0: ...")
+
+    for place, name, why in (
+        (Path, "write_text", full),
+        (torch, "save", as_torch_says_it),
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr(place, name, why)
+            code, _, err = run(capsys, *words, "--save", saved)
+        assert code == 2
+        reason = (
+            "No space left on device" if why is full else "PytorchStreamWriter failed writing .*: file write failed"
+        )
+        assert re.search(f"torch-admm: --save is {saved}, which cannot be written: {reason}\n$", err)
+        assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no such device here")
+def test_a_disk_that_is_full_of_history_is_named(capsys: pytest.CaptureFixture[str], folder: Path) -> None:
+    words = ["train", "--data", "synthetic", "--data-dir", folder, "--net", 8, "--epochs", 1]
+    code, _, err = run(capsys, *words, "--history", "/dev/full")
+    assert (code, err.splitlines()[-1]) == (2, "torch-admm: /dev/full: No space left on device")
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -252,8 +289,10 @@ def test_seed_and_activation_decide_what_is_trained(
         (["--threads", "0"], "--threads is 0; a whole number of at least 1 is expected"),
         (["--save", "nowhere/model.pt"], "--save is nowhere/model.pt, but there is no folder nowhere"),
         (["--log", "nowhere/run.jsonl"], "--log is nowhere/run.jsonl, but there is no folder nowhere"),
+        (["--save", "."], "--save is ., which is a folder"),
+        (["--history", "."], "--log is ., which is a folder"),
         (["--save", "model.json"], "--save is model.json; the weights need another suffix"),
-        (["--test", "nowhere.h5"], "No such file or directory: 'nowhere.h5'"),
+        (["--test", "nowhere.h5"], "nowhere.h5: No such file or directory"),
     ],
 )
 def test_bad_training(

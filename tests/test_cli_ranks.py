@@ -75,7 +75,7 @@ def words(folder: Path, *more: object) -> list[str]:
 
 def test_trains_and_saves_once(folder: Path, tmp_path: Path) -> None:
     argv = words(
-        folder, "--net", "9", "--save", tmp_path / "model.pt", "--log", tmp_path / "run.jsonl", "--deterministic"
+        folder, "--net", "9", "--save", tmp_path / "model.pt", "--history", tmp_path / "run.jsonl", "--deterministic"
     )
     first, *others = on_ranks(3, command, argv)
     assert first[0] == 0, first
@@ -91,7 +91,11 @@ def test_bad_input_is_one_sentence_of_rank_0(folder: Path, tmp_path: Path) -> No
     keeps = ["--method", "bregman", "--checkpoint", str(saved)]
     assert [code for code, _, _ in on_ranks(2, command, words(folder, "--net", "9", *keeps))] == [0, 0]
     cases: list[tuple[list[str], int | None, str]] = [
-        (words(folder, "--net", "9", *keeps), None, "saved has checkpoints of a run already; resume=.auto. goes on"),
+        (
+            words(folder, "--net", "9", *keeps),
+            None,
+            "saved has checkpoints of a run already; resume=.auto. .--resume auto. goes on",
+        ),
         (
             words(folder, "--net", "8", *keeps, "--resume", "auto"),
             None,

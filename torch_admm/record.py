@@ -6,6 +6,8 @@ import abc
 import json
 import math
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from time import perf_counter
 from types import TracebackType
 from typing import Any, TextIO, final
@@ -87,11 +89,21 @@ class JSONLines(AbstractSink):
 
     def write(self, row: Row) -> None:
         finite = {k: v if math.isfinite(v) else None for k, v in row.items()}
-        self._file.write(json.dumps(finite, allow_nan=False) + "\n")
-        self._file.flush()
+        with self._named():
+            self._file.write(json.dumps(finite, allow_nan=False) + "\n")
+            self._file.flush()
 
     def close(self) -> None:
-        self._file.close()
+        with self._named():
+            self._file.close()
+
+    @contextmanager
+    def _named(self) -> Iterator[None]:
+        """A disk that is full does not say of which file."""
+        try:
+            yield
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, os.fspath(self.path)) from None
 
 
 @final

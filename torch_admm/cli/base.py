@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import argparse
 import sys
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple, NoReturn
 
 from ..comm import launched
-from ..errors import CommError
+from ..errors import CommError, told
 
 __all__ = ["BAD_INPUT", "BROKEN", "COMMANDS", "INTERRUPTED", "Command", "command", "main", "parser", "rank"]
 
 BROKEN, BAD_INPUT, INTERRUPTED = 1, 2, 130  # exit codes; argparse ends with 2, too
+HEARD = 0.5  # seconds: launchers end all ranks with the first that goes, so that should be the one that speaks
 
 Run = Callable[[argparse.Namespace], int]
 
@@ -56,7 +58,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         _tell(error, error.speaks)
         return BAD_INPUT
     except (ValueError, OSError, ImportError) as error:
-        _tell(error, rank() == 0)
+        _tell(told(error), rank() == 0)
+        _let_speak()
         return BAD_INPUT
 
 
@@ -65,6 +68,11 @@ def rank() -> int:
     with suppress(ValueError):
         return 0 if (launch := launched()) is None else launch.rank
     return 0
+
+
+def _let_speak() -> None:
+    if rank() > 0:
+        time.sleep(HEARD)
 
 
 def _tell(what: object, speaks: bool) -> None:
@@ -98,6 +106,7 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """As argparse's, on one rank."""
         if rank() > 0:
+            _let_speak()
             sys.exit(BAD_INPUT)
         super().error(message)
 

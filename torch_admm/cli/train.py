@@ -44,6 +44,7 @@ ACTIVATIONS: dict[str, type[nn.Module]] = {
     "softplus": nn.Softplus,
 }
 RESUME: dict[str, bool | Literal["auto"]] = {"never": False, "always": True, "auto": "auto"}
+LOG = ("--log", "--history")  # torchrun takes the first for one of its own, unless -- comes before the program
 EXITS = {Outcome.INTERRUPTED: INTERRUPTED, Outcome.NON_FINITE: BROKEN}
 
 
@@ -65,7 +66,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add("--seed", type=int, default=0, help="of first weights and mini-batches (default: 0)")
     add("--device", default="cpu", help="by torch's name for it (default: cpu)")
     add("--save", type=Path, metavar="MODEL.pt", help="the weights; MODEL.json beside it describes the net")
-    add("--log", type=Path, metavar="RUN.jsonl", help="every recorded row, as JSON lines")
+    add(*LOG, type=Path, metavar="RUN.jsonl", dest="log", help="every recorded row, as JSON lines")
     add("--checkpoint", type=Path, metavar="DIR", help="folder for the state of the run, to go on from")
     add("--checkpoint-every", type=int, default=1, metavar="N", help="sweeps between two checkpoints (default: 1)")
     add("--keep", type=int, default=2, metavar="N", help="how many checkpoints stay (default: 2)")
@@ -232,16 +233,15 @@ def writable(args: argparse.Namespace) -> None:
     for option, path in (("--save", args.save), ("--log", args.log)):
         if path is not None and not path.parent.is_dir():
             raise DataError(f"{option} is {path}, but there is no folder {path.parent}")
+        if path is not None and path.is_dir():
+            raise DataError(f"{option} is {path}, which is a folder")
     if args.save is not None and args.save.suffix == ".json":
         raise DataError(f"--save is {args.save}; the weights need another suffix, for the JSON file stands beside them")
 
 
 def save(args: argparse.Namespace, net: Net, about: Description, result: Result) -> None:
-    """Plain tensors, loadable with weights_only=True, and what they mean; each whole or not at all."""
+    """Plain tensors, loadable with weights_only=True, and what they mean: both whole, or neither."""
     weights = {name: value.detach().cpu() for name, value in result.model.state_dict().items()}
-    aside = args.save.with_name(args.save.name + ".part")
-    torch.save(weights, aside)
-    os.replace(aside, args.save)
     facts = {
         "widths": net.widths,
         "activation": net.activation,
@@ -252,6 +252,17 @@ def save(args: argparse.Namespace, net: Net, about: Description, result: Result)
         "outcome": result.message,
         "best": result.best,
     }
-    aside.write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
-    os.replace(aside, args.save.with_suffix(".json"))
-    print(f"\nsaved {args.save} and {args.save.with_suffix('.json').name}")
+    paths = args.save, args.save.with_suffix(".json")
+    asides = [path.with_name(path.name + ".part") for path in paths]
+    try:
+        with asides[0].open("wb") as file:
+            torch.save(weights, file)
+        asides[1].write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
+        for aside, path in zip(asides, paths, strict=True):
+            os.replace(aside, path)
+    except (OSError, RuntimeError) as error:  # torch has the latter for a disk that is full
+        for aside in asides:
+            aside.unlink(missing_ok=True)
+        why = error.strerror if isinstance(error, OSError) else str(error).splitlines()[0]
+        raise DataError(f"--save is {args.save}, which cannot be written: {why}") from None
+    print(f"\nsaved {paths[0]} and {paths[1].name}")
