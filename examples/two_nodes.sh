@@ -6,10 +6,10 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 port=${1:-29500}
-node() {
-    python3 -m torch.distributed.run --nnodes 2 --node-rank "$1" --nproc-per-node 2 \
-        --master-addr 127.0.0.1 --master-port "$port" -m examples.distributed --deterministic
-}
-node 1 &
-node 0
-wait $!
+run=(python3 -m torch.distributed.run --nnodes 2 --nproc-per-node 2 --master-addr 127.0.0.1 --master-port "$port")
+program=(-m examples.distributed --deterministic)
+"${run[@]}" --node-rank 1 "${program[@]}" &
+other=$!
+trap 'kill "$other" 2>/dev/null || :' EXIT  # if node 0 fails, node 1 would wait for it
+"${run[@]}" --node-rank 0 "${program[@]}"
+wait "$other"

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
-__all__ = ["command", "wait_for"]
+__all__ = ["command", "end", "finished", "wait_for"]
 
 # a test run in the background of a shell has SIGINT ignored, and its children would ignore it, too
 CODE = (
@@ -18,6 +22,23 @@ CODE = (
 
 def command(*words: object) -> list[str]:
     return [sys.executable, "-c", CODE, *map(str, words)]
+
+
+def finished(words: Sequence[str], env: dict[str, str], seconds: float = 200) -> subprocess.CompletedProcess[str]:
+    """Run a launcher to its end; if it does not come to one, its ranks are ended with it."""
+    pipe = subprocess.PIPE
+    process = subprocess.Popen(words, env=env, stdout=pipe, stderr=pipe, text=True, start_new_session=True)
+    try:
+        said, errors = process.communicate(timeout=seconds)
+    finally:
+        end(process)
+    return subprocess.CompletedProcess(words, process.returncode, said, errors)
+
+
+def end(process: subprocess.Popen[str]) -> None:
+    """With all processes of the session that it began."""
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
 
 
 def wait_for(path: Path, size: int, process: subprocess.Popen[str]) -> None:

@@ -140,14 +140,14 @@ def test_ranks_that_cannot_start_say_so_once(folder: Path, tmp_path: Path) -> No
         port = str(taken.getsockname()[1])
         cases: list[tuple[str, list[Any]]] = [
             (f"port {port} is taken on 127.0.0.1", on_ranks(3, command, short, env={"MASTER_PORT": port})),
-            ("MASTER_ADDR is 'no.invalid', and that name has no", on_ranks(3, command, short, env=nowhere)),
+            ("MASTER_ADDR is 'no.invalid', which cannot be resolved", on_ranks(3, command, short, env=nowhere)),
             ('backend "mpi" needs mpi4py and an MPI library', on_ranks(3, without_mpi, [*short, *mpi])),
             ("few.h5 has 2 rows for 3 ranks; start at most one a row", on_ranks(3, command, few)),
-            ("rank 1 is missing, ended or stuck; rank 0 was told", on_ranks(3, stuck, short, 1)),
+            ("rank 1 is missing (it ended or is stuck); rank 0 reports", on_ranks(3, stuck, short, 1)),
         ]
     for match, (first, second, third) in cases:
         assert (first[0], second[0], third[0]) == (2, 2, 2), (first, second, third)
         assert match in first[2]
         assert first[2].count("\n") == 1, first
         assert third[2] == "", (first, third)
-        assert second[2] == "" or "stuck" in match, (first, second)  # who was stuck finds the others gone
+        assert second[2] == "" or "is stuck" in match, (first, second)  # who was stuck finds the others gone

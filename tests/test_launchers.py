@@ -14,6 +14,7 @@ import torch
 
 from torch_admm.data.sources import SOURCES, prepare
 
+from .commands import end
 from .ranks import clean_environment, free_port, mpirun
 
 SECONDS = 200
@@ -70,11 +71,11 @@ def run(starts: list[Words], folder: Path, model: Path) -> list[str]:
         for start in starts:
             words = [*start, *train, "--deterministic", "--save", str(model)]
             pipes: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-            commands.append(subprocess.Popen(words, env=env, **pipes))
+            commands.append(subprocess.Popen(words, env=env, start_new_session=True, **pipes))
         ends = [command.communicate(timeout=SECONDS) for command in commands]
     finally:
         for command in commands:
-            command.kill()
+            end(command)
     for command, (_, errors) in zip(commands, ends, strict=True):
         assert command.returncode == 0, errors
     return [out for out, _ in ends]

@@ -263,7 +263,7 @@ def _die_standing(ranks: AbstractComm) -> str:
 def test_a_rank_killed_in_a_standing_sum_is_named() -> None:
     left, killed = on_ranks(2, in_group, _die_standing)
     assert killed == -signal.SIGKILL
-    assert left == "3: rank 1 is missing, ended or stuck; rank 0 was told: rank 1 closed its connection"
+    assert left == "3: rank 1 is missing (it ended or is stuck); rank 0 reports: rank 1 closed its connection"
 
 
 def _die(ranks: AbstractComm, pause: float) -> str:
@@ -283,7 +283,7 @@ def _die(ranks: AbstractComm, pause: float) -> str:
 def test_a_killed_rank_is_named(pause: float, kind: type[signals.AbstractSignals]) -> None:
     left, killed = on_ranks(2, _with, kind, _die, pause)
     assert killed == -signal.SIGKILL
-    assert left == "rank 1 is missing, ended or stuck; rank 0 was told: rank 1 closed its connection"
+    assert left == "rank 1 is missing (it ended or is stuck); rank 0 reports: rank 1 closed its connection"
 
 
 def test_what_was_told_before_leaving_counts(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,18 +5,19 @@ from __future__ import annotations
 import os
 import re
 import signal
-import subprocess
 import sys
 import time
 from typing import Any
 
 import pytest
 import torch
+from torch._C._distributed_c10d import TCPStore
 
 from torch_admm import comm
 from torch_admm.comm import AbstractComm, Group, lost, meet
 from torch_admm.errors import CommError, RankError
 
+from .commands import finished
 from .ranks import clean_environment, in_group, mpirun, on_ranks
 
 
@@ -37,7 +38,7 @@ def test_a_process_of_mpirun_can_start_twice(backend: str) -> None:
     """MPI is there until the process ends, for whoever else uses it."""
     code = f"import os; from tests.test_starts import _twice; os.write(1, str(_twice({backend!r})).encode())"
     command = [*mpirun(), "-n", "2", sys.executable, "-c", code]
-    done = subprocess.run(command, env=clean_environment(), capture_output=True, text=True, timeout=100, check=False)
+    done = finished(command, clean_environment())
     assert (done.returncode, done.stdout) == (0, "[2.0, 2.0]" * 2), done
 
 
@@ -50,7 +51,7 @@ def _otherwise(options: list[dict[str, Any]]) -> Any:
 
 
 def test_ranks_may_have_different_threads() -> None:
-    assert on_ranks(2, _otherwise, [{"threads": 2}, {}]) == [(2.0, 2), (2.0, 1)]
+    assert on_ranks(2, _otherwise, [{"threads": 2}, {"threads": 1}]) == [(2.0, 2), (2.0, 1)]
 
 
 @pytest.mark.parametrize(
@@ -84,7 +85,7 @@ def _meet(culprit: int) -> str:
 @pytest.mark.parametrize("culprit", [0, 1])
 def test_a_rank_that_hangs_while_all_meet_is_named(culprit: int) -> None:
     said = on_ranks(2, _meet, culprit)
-    assert said[1 - culprit].startswith(f"rank {culprit} is missing, ended or stuck"), said
+    assert said[1 - culprit].startswith(f"rank {culprit} is missing"), said
 
 
 def _stop(ranks: AbstractComm) -> str:
@@ -108,7 +109,7 @@ def _stopped(backend: str) -> str:
 @pytest.mark.parametrize("backend", ["auto", "gloo"])
 def test_a_rank_that_is_stopped_ends_too(backend: str) -> None:
     first, second = on_ranks(2, _stopped, backend)
-    assert first.startswith("rank 1 is missing, ended or stuck; rank 0 was told: "), first
+    assert first.startswith("rank 1 is missing (it ended or is stuck); rank 0 reports: "), first
     assert ".cc" not in first
     assert isinstance(second, str | CommError), second  # it was let go on, and found the others gone
 
@@ -118,13 +119,82 @@ def test_a_stuck_rank_does_not_keep_mpirun() -> None:
     code = "from tests import test_starts; test_starts.stick()"
     command = [*mpirun(), "-n", "2", sys.executable, "-c", code]
     began = time.monotonic()
-    done = subprocess.run(command, env=clean_environment(), capture_output=True, text=True, timeout=200, check=False)
+    done = finished(command, clean_environment())
     assert done.returncode != 0
-    assert re.search("CommError: rank 1 is missing, ended or stuck", done.stderr), done
+    assert re.search("CommError: rank 1 is missing", done.stderr), done
     assert time.monotonic() - began < STUCK  # not because the rank had waited long enough
 
 
 STUCK = 150  # seconds
+
+
+@pytest.mark.parametrize("backend", ["auto", "mpi"])
+@pytest.mark.parametrize("culprit", [0, 1])
+def test_a_rank_that_is_stuck_before_all_meet_does_not_keep_mpirun(culprit: int, backend: str) -> None:
+    """Not even MPI's own start, which knows no time-out."""
+    code = f"from tests import test_starts; test_starts.come_late({culprit}, {backend!r})"
+    began = time.monotonic()
+    done = finished([*mpirun(), "-n", "2", sys.executable, "-c", code], clean_environment())
+    assert done.returncode != 0
+    said = rf"rank 0 did not open 127.0.0.1:\d+|rank {culprit} of 2 did not join"
+    assert re.search(f"CommError: (?:{said}) within 3 s", done.stderr), done
+    assert time.monotonic() - began < STUCK
+
+
+def come_late(culprit: int, backend: str) -> None:
+    if int(os.environ["PMI_RANK"]) == culprit:
+        time.sleep(STUCK)
+    with comm.start(backend, timeout_minutes=0.05):
+        raise AssertionError("met")
+
+
+def test_a_port_with_a_store_of_strangers_is_named_once_and_ends_the_job() -> None:
+    """The others could wait there for rank 0 until their time is up, which is long."""
+    store = TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
+    words = ["train", "--data", "none.h5", "--timeout", "3"]
+    command = [*mpirun(), "-n", "3", sys.executable, "-m", "torch_admm", *words]
+    done = finished(command, clean_environment(MASTER_PORT=str(store.port)), STUCK)
+    assert done.returncode != 0
+    said = f"torch-admm: port {store.port} is taken on 127.0.0.1; set MASTER_PORT to a free one\n"
+    assert done.stderr == said, done
+
+
+def test_what_an_earlier_start_left_in_a_store_that_stays_is_not_taken_for_this_one() -> None:
+    """As torchrun keeps one: ranks that were there before have said hello, and one has come."""
+    store = TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
+    for rank in (0, 1):
+        store.set(f"torch_admm/job/hello/{rank}", f"old{rank}")
+        store.set(f"torch_admm/job/answer/old{rank}", "old0")
+        store.set(f"torch_admm/job/old0/here/{rank}", "")
+    kept = {"TORCHELASTIC_RUN_ID": "job", "TORCHELASTIC_USE_AGENT_STORE": "True", "MASTER_PORT": str(store.port)}
+    assert on_ranks(2, _twice, env=kept) == [[2.0, 2.0]] * 2
+
+
+def _threads(cores: list[set[int]], given: str | None) -> int:
+    mine = cores[int(os.environ["RANK"])]
+    sys.modules["torch_admm.comm.start"]._cores = lambda: mine  # type: ignore[attr-defined]
+    os.environ.pop("OMP_NUM_THREADS")
+    if given is not None:
+        os.environ["OMP_NUM_THREADS"] = given
+    with comm.start():
+        return torch.get_num_threads()
+
+
+@pytest.mark.parametrize(
+    ("cores", "given", "threads"),
+    [
+        ([{0}], None, [1]),
+        ([{0, 1, 2, 3}], None, [4]),  # mpirun -n 1: MKL would take one
+        ([{0, 1, 2, 3}] * 2, None, [2, 2]),
+        ([{0, 1, 2, 3}] * 2, "1", [2, 2]),  # torchrun sets it, whatever the machine has
+        ([{0, 1, 2, 3}] * 2, "3", [1, 1]),  # what people set stays: here, what torch took from it at its start
+        ([{0, 1, 2, 3}] * 3, None, [1, 1, 1]),
+        ([{0}, {1, 2, 3}], None, [1, 3]),  # as mpirun has bound them
+        ([{0, 1}, {1, 2, 3}], None, [1, 1]),
+    ],
+)
+def test_ranks_share_the_cores(cores: list[set[int]], given: str | None, threads: list[int]) -> None:
+    assert on_ranks(len(cores), _threads, cores, given) == threads
 
 
 def stick() -> None:
@@ -146,7 +216,7 @@ def _alone() -> Any:
 def test_when_rank_0_never_comes_rank_1_says_so() -> None:
     """All others are silent."""
     (said,) = on_ranks(1, _as, 1)
-    assert re.fullmatch(r"rank 0 did not come to 127\.0\.0\.1:\d+ within 1\.2 s", said[0])
+    assert re.fullmatch(r"rank 0 did not open 127\.0\.0\.1:\d+ within 1\.2 s", said[0])
     assert said[1]
     (other,) = on_ranks(1, _as, 2)
     assert other == (said[0].replace(re.findall(r":\d+", said[0])[0], re.findall(r":\d+", other[0])[0]), False)

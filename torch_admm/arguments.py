@@ -12,9 +12,11 @@ __all__ = ["choice", "fraction", "non_negative", "per_layer", "positive", "posit
 T = TypeVar("T")
 
 
-def positive(name: str, value: Any) -> float:
+def positive(name: str, value: Any, most: float = math.inf) -> float:
     if isinstance(value, bool) or not isinstance(value, Real) or not 0 < float(value) < math.inf:
         raise ValueError(f"{name} is {value!r}; a finite number above 0 is expected")
+    if float(value) > most:
+        raise ValueError(f"{name} is {value!r}; at most {most:g} is expected")
     return float(value)
 
 

@@ -112,7 +112,7 @@ def test_a_rank_0_that_is_frozen_with_its_store_leaves_nobody_waiting(tmp_path: 
             rank.kill()
             rank.communicate()
     assert ranks[1].returncode == 2
-    assert re.fullmatch(r"torch-admm: rank 0 is missing, ended or stuck; rank 1 was told: .*\n", said), said
+    assert re.fullmatch(r"torch-admm: rank 0 is missing \(it ended or is stuck\); rank 1 reports: .*\n", said), said
 
 
 @pytest.mark.parametrize("kind", POINTS)

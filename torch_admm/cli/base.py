@@ -10,13 +10,12 @@ import argparse
 import sys
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from typing import Any, NamedTuple, NoReturn
 
-from ..comm import launched
+from ..comm import rank_in
 from ..errors import CommError, told
 
-__all__ = ["BAD_INPUT", "BROKEN", "COMMANDS", "INTERRUPTED", "Command", "command", "main", "parser", "rank"]
+__all__ = ["BAD_INPUT", "BROKEN", "COMMANDS", "INTERRUPTED", "Command", "command", "main", "parser"]
 
 BROKEN, BAD_INPUT, INTERRUPTED = 1, 2, 130  # exit codes; argparse ends with 2, too
 HEARD = 0.5  # seconds: launchers end all ranks with the first that goes, so that should be the one that speaks
@@ -52,26 +51,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         run: Run = args.run
         return run(args)
     except KeyboardInterrupt:
-        _tell("interrupted", rank() == 0)
+        _tell("interrupted", rank_in() == 0)
         return INTERRUPTED
     except CommError as error:
         _tell(error, error.speaks)
         return BAD_INPUT
     except (ValueError, OSError, ImportError) as error:
-        _tell(told(error), rank() == 0)
+        _tell(told(error), rank_in() == 0)
         _let_speak()
         return BAD_INPUT
 
 
-def rank() -> int:
-    """Of this process among those started with it: one of them tells people, the others are silent."""
-    with suppress(ValueError):
-        return 0 if (launch := launched()) is None else launch.rank
-    return 0
-
-
 def _let_speak() -> None:
-    if rank() > 0:
+    if rank_in() > 0:
         time.sleep(HEARD)
 
 
@@ -105,7 +97,7 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """As argparse's, on one rank."""
-        if rank() > 0:
+        if rank_in() > 0:
             _let_speak()
             sys.exit(BAD_INPUT)
         super().error(message)

@@ -9,7 +9,7 @@ sums cross.
 
 from .base import AbstractComm, Solo
 from .group import Group
-from .launch import Launch, launched
+from .launch import Launch, launched, rank_in
 from .pending import Pending
 from .standing import AbstractStanding
 from .start import BACKENDS, current, start
@@ -27,5 +27,6 @@ __all__ = [
     "Solo",
     "current",
     "launched",
+    "rank_in",
     "start",
 ]

@@ -9,10 +9,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import final
 
-__all__ = ["LAUNCHERS", "Launch", "launched"]
+__all__ = ["LAUNCHERS", "Launch", "launched", "rank_in"]
 
-MEET = "set MASTER_ADDR to the name of that of rank 0"
+MEET = "set MASTER_ADDR to the host name of rank 0's machine"
 PORTS = range(20_000, 30_000)  # for launchers that give none: below those that systems hand out by themselves
+RANKS = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")
 
 Environment = Mapping[str, str]
 
@@ -29,7 +30,7 @@ class Launch:
     local_size: int
     address: str
     port: int
-    job: str  # tells one start, or restart, from another
+    job: str  # tells one job from another
     waits: bool = False  # is there a store at that address already, kept by the launcher?
 
     @property
@@ -52,6 +53,16 @@ def launched(env: Environment = os.environ) -> Launch | None:
     return None
 
 
+def rank_in(env: Environment = os.environ) -> int:
+    """The rank of this process, even where the rest of the environment makes no sense; 0 by itself."""
+    try:
+        found = launched(env)
+    except ValueError:
+        said = next((env[name] for name in RANKS if name in env), "0")
+        return int(said) if said.isdecimal() else 0
+    return 0 if found is None else found.rank
+
+
 def _check(name: str, found: Launch) -> None:
     if found.size < 1:
         raise ValueError(f"{name} says that there are {found.size} ranks; at least 1 is expected")
@@ -69,7 +80,6 @@ def _torchrun(env: Environment) -> Launch | None:
         other = "WORLD_SIZE" if given[0] == "RANK" else "RANK"
         raise ValueError(f"{given[0]} is set in the environment, but {other} is not; set both, or none to train alone")
     rank, size = _number(env, "RANK"), _number(env, "WORLD_SIZE")
-    job = f"{env.get('TORCHELASTIC_RUN_ID', '')}/{env.get('TORCHELASTIC_RESTART_COUNT', '0')}"
     return Launch(
         "torchrun",
         rank,
@@ -78,7 +88,7 @@ def _torchrun(env: Environment) -> Launch | None:
         _number(env, "LOCAL_WORLD_SIZE", 1),
         env.get("MASTER_ADDR", "127.0.0.1"),
         _port(env, "torchrun"),
-        job,
+        env.get("TORCHELASTIC_RUN_ID", ""),
         env.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
     )
 
@@ -142,7 +152,7 @@ def _port(env: Environment, job: str) -> int:
     """As given, or one that only this job is likely to take."""
     port = _number(env, "MASTER_PORT", PORTS[zlib.crc32(job.encode()) % len(PORTS)])
     if not 0 < port < 1 << 16:
-        raise ValueError(f"MASTER_PORT is {port}; a port from 1 to 65535 is expected in the environment")
+        raise ValueError(f"MASTER_PORT is {port} in the environment; a port from 1 to 65535 is expected")
     return port
 
 
@@ -156,6 +166,8 @@ def _number(env: Environment, name: str, default: int | None = None) -> int:
     text = env.get(name)
     if text is None and default is not None:
         return default
-    if text is None or not text.isdecimal():
-        raise ValueError(f"{name} is {text!r}; a whole number is expected in the environment")
+    if text is None:
+        raise ValueError(f"{name} is not set in the environment; a whole number is expected")
+    if not text.isdecimal():
+        raise ValueError(f"{name} is {text!r} in the environment; a whole number is expected")
     return int(text)

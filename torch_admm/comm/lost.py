@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 
 from ..errors import CommError
 
-__all__ = ["GRACE", "HEARD", "Process", "here", "leave", "line", "lost", "stay"]
+__all__ = ["GRACE", "HEARD", "POLL", "Process", "ended", "here", "leave", "line", "lost", "named", "stay"]
 
-GRACE = 1.0  # seconds in which the ranks that are left say so, after one was found missing
+GRACE = 0.6  # seconds in which the ranks that are left say so, after one was found missing
 POLL = 0.02
 HEARD = 0.2  # seconds: launchers end all ranks with the first that goes, so that should be the one that speaks
 ABORT = b"cmd=abort exitcode=2\n"  # in the words of PMI, by which MPICH's mpirun talks with its processes
@@ -41,21 +41,32 @@ def here() -> Process:
 def lost(store: Any, rank: int, size: int, reason: str, processes: Sequence[Process] = ()) -> CommError:
     """Who is missing, and why, as far as can be found out."""
     if store is None:
-        return CommError(f"ranks lost each other: {reason}")
+        return CommError(f"communication between ranks failed: {reason}")
     told, missing = _roll_call(store, rank, size)
     speaks = rank == min(set(range(size)) - set(missing), default=0)
     _wake([processes[other] for other in missing if processes])
-    if not speaks:
-        time.sleep(HEARD)
     for other, text in told.items():
         if text:
-            return CommError(f"rank {other} stopped: {text}", speaks=speaks)
+            return ended(f"rank {other} stopped: {text}", speaks=speaks, job=False)
     if not missing:
-        return CommError(f"ranks lost each other: {reason}", speaks=speaks)
-    if speaks:
+        return ended(f"communication between ranks failed: {reason}", speaks=speaks, job=False)
+    what = "is missing (it ended or is stuck)" if len(missing) == 1 else "are missing (they ended or are stuck)"
+    return ended(f"{named(missing)} {what}; rank {rank} reports: {reason}", speaks=speaks)
+
+
+def ended(said: str, *, speaks: bool, pause: float = HEARD, job: bool = True) -> CommError:
+    """What this rank raises. The one that speaks goes first, and ends the `job` if somebody will not do so himself."""
+    if not speaks:
+        time.sleep(pause)
+    elif job:
         _end_job()
-    names = f"rank {missing[0]} is" if len(missing) == 1 else f"ranks {', '.join(map(str, missing))} are"
-    return CommError(f"{names} missing, ended or stuck; rank {rank} was told: {reason}", speaks=speaks)
+    return CommError(said, speaks=speaks)
+
+
+def named(ranks: Sequence[int]) -> str:
+    """In words: rank 3; ranks 1, 2 and 5."""
+    *most, last = map(str, ranks)
+    return f"ranks {', '.join(most)} and {last}" if most else f"rank {last}"
 
 
 def leave(store: Any, rank: int, why: str) -> None:
@@ -119,7 +130,8 @@ def _wake(processes: Sequence[Process]) -> None:
 
 def _end_job() -> None:
     """MPICH's mpirun waits for all processes, unless they have made use of MPI: tell it, last of all, not to."""
-    if "PMI_FD" in os.environ and "mpi4py.MPI" not in sys.modules:
+    mpi = sys.modules.get("mpi4py.MPI")
+    if "PMI_FD" in os.environ and not (mpi is not None and mpi.Is_initialized()):
         atexit.register(_abort)
 
 

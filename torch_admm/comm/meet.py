@@ -1,6 +1,7 @@
 """How ranks of one machine find each other, and get hold of each other's memory.
 
-Neither the memory nor the sockets have a name in any file system: nothing is left behind, whoever is killed when.
+Neither the memory nor the sockets have a name in any file system: a job leaves nothing behind, whichever process is
+killed, at any time.
 """
 
 from __future__ import annotations
@@ -31,14 +32,19 @@ def meet(comm: Group, seconds: float) -> Near | None:
     if len(set(comm.texts(_machine()))) > 1 or not comm.all_true(hasattr(os, "memfd_create")):
         return None
     name = comm.texts(secrets.token_hex(16))[0]
-    with socket.socket(socket.AF_UNIX) as door:
-        if not comm.all_true(_opened(door, _address(name, comm.rank))):
-            return None
-        try:
-            found = _linked(comm, door, name, seconds)
-        except TimeoutError:
-            raise comm.explained(f"no answer within {seconds:g} s") from None
-        return found if comm.all_true(found is not None) else None
+    memory = _memory()
+    try:
+        with socket.socket(socket.AF_UNIX) as door:
+            if not comm.all_true(memory is not None and _opened(door, _address(name, comm.rank))):
+                return None
+            assert memory is not None
+            found = _linked(comm, door, name, memory, seconds)
+    except TimeoutError:
+        raise comm.explained(f"no answer within {seconds:g} s") from None
+    finally:
+        if memory is not None:
+            os.close(memory)
+    return found if comm.all_true(found is not None) else None
 
 
 def _machine() -> str:
@@ -64,12 +70,21 @@ def _opened(door: socket.socket, address: str) -> bool:
     return True
 
 
-def _linked(comm: Group, door: socket.socket, name: str, seconds: float) -> Near | None:
+def _memory() -> int | None:
+    """Of this rank, for all to read; None where there is none to be had."""
+    try:
+        memory = os.memfd_create("torch_admm")
+    except OSError:
+        return None
+    os.ftruncate(memory, MEMORY)
+    return memory
+
+
+def _linked(comm: Group, door: socket.socket, name: str, memory: int, seconds: float) -> Near | None:
     """A link with each rank; each way over it goes where the memory of the sender is. All must be there in time."""
     links: dict[int, socket.socket] = {}
-    memory, deadline = os.memfd_create("torch_admm"), time.monotonic() + seconds
+    deadline = time.monotonic() + seconds
     try:
-        os.ftruncate(memory, MEMORY)
         memories = {comm.rank: mmap.mmap(memory, MEMORY)}
         for number in range(comm.size - 1):
             left = max(0.001, deadline - time.monotonic())
@@ -86,8 +101,6 @@ def _linked(comm: Group, door: socket.socket, name: str, seconds: float) -> Near
         if isinstance(error, TimeoutError):
             raise
         return None
-    finally:
-        os.close(memory)
     return Near(comm.rank, dict(sorted(links.items())), [memories[rank] for rank in range(comm.size)], seconds)
 
 

@@ -13,18 +13,31 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import HashStore, Work
 
-__all__ = ["check", "finish", "init"]
+from .launch import Launch
+
+__all__ = ["check", "finish", "init", "ready"]
 
 NAME = "mpi4py"
+BY_MPI = ("PMI_RANK", "PMI_FD", "PMIX_RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID")  # of a process that MPI knows
 _went_well = False  # so far: MPI is taken down with the process only if all ranks are there to do it
 
 SPIN, NAP = 0.002, 0.0002  # seconds: first asked again at once, then after naps, which leave the core to others
 
 
-def check() -> None:
-    """An ImportError unless there is an MPI: torch's own, or mpi4py's."""
+def check(launch: Launch | None) -> None:
+    """An ImportError unless there is an MPI, torch's own or mpi4py's; a ValueError if it cannot know these ranks."""
     if not dist.is_mpi_available():
         require()
+    if launch is not None and launch.size > 1 and not any(name in os.environ for name in BY_MPI):
+        raise ValueError(f"MPI sees 1 of the {launch.size} ranks that {launch.by} started: start them with mpirun")
+
+
+def ready() -> Any:
+    """mpi4py's MPI, initialised: that waits for all ranks, and for ever."""
+    MPI = require()
+    if not MPI.Is_initialized():
+        MPI.Init_thread()
+    return MPI
 
 
 def require() -> Any:
@@ -34,6 +47,7 @@ def require() -> Any:
     try:
         import mpi4py
 
+        mpi4py.rc.initialize = False  # not before all ranks are known to be there
         mpi4py.rc.finalize = False  # at the end of a run that failed it would wait for ranks that never come
         from mpi4py import MPI
     except ImportError as error:
@@ -50,9 +64,9 @@ def init(size: int, by: str, patience: timedelta) -> None:
     if dist.is_mpi_available():
         dist.init_process_group("mpi")
         return
-    world = require().COMM_WORLD
+    world = ready().COMM_WORLD
     if world.Get_size() != size:
-        why = "start them with mpirun" if by == "torchrun" else "mpirun and mpi4py are of different MPI libraries"
+        why = "mpirun and mpi4py are of different MPI libraries"
         raise ValueError(f"MPI sees {world.Get_size()} of the {size} ranks that {by} started: {why}")
     if NAME not in dist.Backend.backend_list:
         dist.Backend.register_backend(NAME, _make, devices=["cpu"])
@@ -70,7 +84,7 @@ def finish() -> None:
 
 def _take_down() -> None:
     MPI = require()
-    if _went_well and not MPI.Is_finalized():
+    if _went_well and MPI.Is_initialized() and not MPI.Is_finalized():
         MPI.Finalize()
 
 

@@ -10,27 +10,25 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
-from threading import Thread
-from typing import Any, TypeVar, final
+from typing import Any, final
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import PrefixStore, TCPStore
 
 from ..arguments import choice, positive, positive_int
 from ..errors import CommError, told
 from . import mpi
 from .base import AbstractComm, Solo
 from .group import Group
+from .join import Store, joined, within
 from .launch import Launch, launched
-from .lost import GRACE, Process, here, leave, line, lost, stay
+from .lost import Process, here, leave, line, lost, stay
 from .meet import meet
 from .near import Near
 
 __all__ = ["BACKENDS", "current", "start"]
 
-Store = Any  # torch's stores have no common class in Python
-Made = TypeVar("Made")
+LONGEST = 100_000.0  # minutes, ten weeks: torch counts milliseconds
 
 
 @contextmanager
@@ -41,20 +39,22 @@ def start(
 
     - `backend`: "gloo", "nccl", "mpi" (mpi4py, where torch has no MPI of its own), or "auto": nccl with a GPU, or gloo,
       and among the ranks of one machine the memory they share.
-    - `timeout_minutes`: a rank that is not heard of for so long ends the run on all others.
-    - `threads`: of torch on this rank; None shares the cores among the ranks that have them in common.
+    - `timeout_minutes`: a rank that does not answer for so long ends the run on all others.
+    - `threads`: of torch on this rank; None shares the cores among the ranks that have them in common, or takes
+      OMP_NUM_THREADS (but for the 1 that torchrun sets by itself: give `threads=1` if that is meant).
     - `deterministic`: of the comm that the block is given; `fit` has an argument of that name too.
 
     A process by itself gets `Solo`. A group that was made by init_process_group is taken as it is, and left in place.
     """
     choice("backend", backend, tuple(BACKENDS))
-    patience = timedelta(minutes=positive("timeout_minutes", timeout_minutes))
+    patience = timedelta(minutes=positive("timeout_minutes", timeout_minutes, most=LONGEST))
     if threads is not None:
         torch.set_num_threads(positive_int("threads", threads))
-    if backend == "mpi":
-        mpi.check()
     launch = launched()
+    _check(backend, launch)
     if _is_initialised() or launch is None or launch.size == 1:
+        if launch is not None and threads is None:
+            _share_cores([(socket.gethostname(), sorted(_cores()))], launch)
         yield current(deterministic=deterministic)
         return
     comm = _joined(launch, backend, patience, deterministic)
@@ -86,8 +86,6 @@ class _Own:
 
 
 _own: _Own | None = None  # torch has one default group, so there is one
-_starts = 0  # so far: what one left in the store is not meant for the next
-_stores: dict[tuple[str, int], TCPStore] = {}  # the port is taken as long as the process lives
 
 
 def _forget() -> None:
@@ -116,7 +114,8 @@ def current(*, deterministic: bool = False) -> AbstractComm:
         return Group(deterministic=deterministic, owned=True, **vars(_own))
     with suppress(ValueError):
         if (launch := launched()) is not None and launch.size > 1:
-            said = f"{launch.by} started {launch.size} ranks, but this one trains alone: with torch_admm.comm.start():"
+            said = f"{launch.by} started {launch.size} ranks, but this one trains alone"
+            said += "; wrap the call in `with torch_admm.comm.start():`"
             warnings.warn(said, RuntimeWarning, stacklevel=3)
     return Solo(deterministic=deterministic)
 
@@ -126,8 +125,7 @@ def _is_initialised() -> bool:
 
 
 def _joined(launch: Launch, backend: str, patience: timedelta, deterministic: bool) -> Group:
-    global _own, _starts  # noqa: PLW0603
-    _starts += 1
+    global _own  # noqa: PLW0603
     _own = _Own(BACKENDS[backend](launch, patience))
     return Group(deterministic=deterministic, store=_own.store, owned=True)
 
@@ -144,6 +142,16 @@ def _look_around(comm: Group, launch: Launch, *, near: bool, set_threads: bool, 
         comm.near = _own.near = meet(comm, patience.total_seconds())
 
 
+def _check(backend: str, launch: Launch | None) -> None:
+    """Before anybody is waited for."""
+    if backend == "nccl" and not torch.cuda.is_available():
+        raise ValueError("backend is 'nccl', but there is no GPU here; 'gloo' is the one for CPUs")
+    if backend == "mpi":
+        mpi.check(launch)
+        if (launch is None or launch.size == 1) and not dist.is_mpi_available():
+            mpi.ready()  # for whoever else uses it
+
+
 def _auto(launch: Launch, patience: timedelta) -> Store:
     return (_nccl if torch.cuda.is_available() else _gloo)(launch, patience)
 
@@ -153,14 +161,12 @@ def _gloo(launch: Launch, patience: timedelta) -> Store:
 
 
 def _nccl(launch: Launch, patience: timedelta) -> Store:
-    if not torch.cuda.is_available():
-        raise ValueError("backend is 'nccl', but there is no GPU here; 'gloo' is the one for CPUs")
     torch.cuda.set_device(launch.local_rank % torch.cuda.device_count())
     return _init("cpu:gloo,cuda:nccl", launch, patience)
 
 
 def _mpi(launch: Launch, patience: timedelta) -> Store:
-    store = _store(launch, patience)  # MPI cannot say who is missing
+    store = joined(launch, patience)  # MPI would wait for a missing rank for ever, and cannot say who it is
     mpi.init(launch.size, launch.by, patience)
     return store
 
@@ -174,101 +180,16 @@ BACKENDS: dict[str, Callable[[Launch, timedelta], Store]] = {
 
 
 def _init(backend: str, launch: Launch, patience: timedelta) -> Store:
-    store = _store(launch, patience)
-    _wait_for_all(store, launch, patience)
+    store = joined(launch, patience)
     try:
         place: Any = {"store": store, "rank": launch.rank, "world_size": launch.size, "timeout": patience}
         with _loopback(launch.one_machine):
-            _within(patience, lambda: dist.init_process_group(backend, **place))
+            within(patience, lambda: dist.init_process_group(backend, **place))
     except RuntimeError as error:
         reason = line(error)
     else:
         return store
     raise lost(store, launch.rank, launch.size, reason)
-
-
-def _store(launch: Launch, patience: timedelta) -> Store:
-    """Where ranks meet. The prefix tells a restart by torchrun from what was left there before (pytorch#135712)."""
-    try:
-        socket.getaddrinfo(launch.address, launch.port)
-    except (socket.gaierror, UnicodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else "it is no name of a host"
-        said = f"MASTER_ADDR is {launch.address!r}, and that name has no address: {why}"
-        raise CommError(said, speaks=launch.rank == 0) from None
-    place = launch.address, launch.port
-    if place not in _stores:
-        _stores[place] = _connected(launch, patience)
-    return PrefixStore(f"torch_admm/{launch.job}/{_starts}", _stores[place])
-
-
-def _connected(launch: Launch, patience: timedelta) -> TCPStore:
-    place, late = (launch.address, launch.port), patience + timedelta(seconds=GRACE)
-    try:
-        return _within(late, lambda: TCPStore(*place, None, launch.serves, patience, wait_for_workers=False))
-    except RuntimeError as error:
-        reason = str(error)
-    speaks = launch.rank == 0
-    if "EADDRINUSE" in reason or "already in use" in reason:
-        said = f"port {launch.port} is taken on {launch.address}; set MASTER_PORT to a free one"
-    elif not launch.serves and not launch.waits and not _listens(place):
-        said = f"rank 0 did not come to {launch.address}:{launch.port} within {_said(patience)}"
-        speaks = launch.rank == 1
-    else:
-        said = f"rank {launch.rank} cannot reach {launch.address}:{launch.port}: {reason.splitlines()[0]}"
-    raise CommError(said, speaks=speaks)
-
-
-def _listens(place: tuple[str, int]) -> bool:
-    try:
-        socket.create_connection(place, GRACE).close()
-    except OSError:
-        return False
-    return True
-
-
-def _within(patience: timedelta, connect: Callable[[], Made]) -> Made:
-    """A stranger that listens and says nothing, or a rank that ends while others connect, would be waited for.
-
-    Torch's own time-outs do not cover either.
-    """
-    made: list[Made | Exception] = []
-
-    def attempt() -> None:
-        try:
-            made.append(connect())
-        except Exception as error:
-            made.append(error)
-
-    thread = Thread(target=attempt, daemon=True)
-    thread.start()
-    thread.join(patience.total_seconds())
-    found = made[0] if made else RuntimeError("no answer")
-    if isinstance(found, Exception):
-        raise found
-    return found
-
-
-def _wait_for_all(store: Store, launch: Launch, patience: timedelta) -> None:
-    store.set(f"here/{launch.rank}", "")
-    try:
-        store.wait([f"here/{rank}" for rank in range(launch.size)], patience)
-    except RuntimeError:
-        missing = _absent(store, launch)
-    else:
-        return
-    said = f"rank {', '.join(missing)} of {launch.size} did not come within {_said(patience)}"
-    raise CommError(said, speaks=launch.rank == 0 or "0" in missing)
-
-
-def _absent(store: Store, launch: Launch) -> list[str]:
-    try:
-        return [str(rank) for rank in range(launch.size) if not store.check([f"here/{rank}"])]
-    except RuntimeError:  # nobody keeps the store any more
-        return ["0"]
-
-
-def _said(patience: timedelta) -> str:
-    return f"{patience.total_seconds():g} s"
 
 
 @contextmanager
