@@ -142,7 +142,7 @@ def test_ranks_that_cannot_start_say_so_once(folder: Path, tmp_path: Path) -> No
             (f"port {port} is taken on 127.0.0.1", on_ranks(3, command, short, env={"MASTER_PORT": port})),
             ("MASTER_ADDR is 'no.invalid', which cannot be resolved", on_ranks(3, command, short, env=nowhere)),
             ('backend "mpi" needs mpi4py and an MPI library', on_ranks(3, without_mpi, [*short, *mpi])),
-            ("few.h5 has 2 rows for 3 ranks; start at most one a row", on_ranks(3, command, few)),
+            ("few.h5 has 2 rows, fewer than the 3 ranks; start at most 2", on_ranks(3, command, few)),
             ("rank 1 is missing (it ended or is stuck); rank 0 reports", on_ranks(3, stuck, short, 1)),
         ]
     for match, (first, second, third) in cases:

@@ -5,9 +5,13 @@ from __future__ import annotations
 import argparse
 import ast
 import inspect
+import io
 import json
 import os
-from collections.abc import Callable
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, final
@@ -18,14 +22,14 @@ from torch import nn
 from ..anchored import AnchoredADMM
 from ..arguments import positive, positive_int
 from ..bregman import BregmanADMM
-from ..comm import BACKENDS, AbstractComm, start
+from ..comm import BACKENDS, AbstractComm, rank_in, start
 from ..data.hdf5 import Description, describe
 from ..data.sources import prepared
 from ..errors import DataError
 from ..fit import Result, fit
 from ..losses import loss_of
 from ..method import AbstractMethod
-from ..record import AbstractSink, JSONLines, ProgressBar
+from ..record import AbstractSink, JSONLines, ProgressBar, Row
 from ..stop import AbstractStop, Outcome, Target, TimeBudget
 from .base import BROKEN, INTERRUPTED, command
 
@@ -76,9 +80,10 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "--backend",
         choices=list(BACKENDS),
         default="auto",
-        help="what ranks talk by (default: nccl on GPUs, else gloo)",
+        help="how ranks communicate (default: nccl on GPUs, else gloo)",
     )
-    add("--timeout", type=float, default=5.0, metavar="MINUTES", help="for a rank that is not heard of (default: 5)")
+    waits = "how long to wait for a rank that does not answer (default: 5)"
+    add("--timeout", type=float, default=5.0, metavar="MINUTES", help=waits)
 
 
 class Files(NamedTuple):
@@ -109,8 +114,21 @@ class Net:
 def run(args: argparse.Namespace) -> int:
     threads = None if args.threads is None else positive_int("--threads", args.threads)
     minutes = positive("--timeout", args.timeout)
-    with start(args.backend, timeout_minutes=minutes, threads=threads) as ranks:
+    with _warnings_in_a_line(), start(args.backend, timeout_minutes=minutes, threads=threads) as ranks:
         return train(args, ranks)
+
+
+@contextmanager
+def _warnings_in_a_line() -> Iterator[None]:
+    """As errors are: where in the source they come from says nothing to people at a terminal."""
+
+    def show(message: Warning | str, *_: Any, **__: Any) -> None:
+        if rank_in() == 0:
+            print(f"torch-admm: warning: {message}", file=sys.stderr)
+
+    with warnings.catch_warnings():
+        warnings.showwarning = show
+        yield
 
 
 def train(args: argparse.Namespace, ranks: AbstractComm) -> int:
@@ -118,7 +136,8 @@ def train(args: argparse.Namespace, ranks: AbstractComm) -> int:
         files = files_of(args)
         about = describe(files.train)
         if about.rows < ranks.size:
-            raise DataError(f"{files.train} has {about.rows} rows for {ranks.size} ranks; start at most one a row")
+            said = f"fewer than the {ranks.size} ranks; start at most {about.rows}"
+            raise DataError(f"{files.train} has {about.rows} rows, {said}")
         net = Net(widths_of(args.net, about), args.activation)
         method = method_of(args, about)
         writable(args)
@@ -145,9 +164,11 @@ def train(args: argparse.Namespace, ranks: AbstractComm) -> int:
     )
     with ranks.together():
         if ranks.rank == 0:
-            print(table(result))
-            if args.save is not None:
-                save(args, net, about, result)
+            try:
+                saved = "" if args.save is None else save(args, net, about, result)
+            finally:
+                print(table(result))
+            print(saved, end="")
     return EXITS.get(result.outcome, 0)
 
 
@@ -215,13 +236,16 @@ def device_of(name: str) -> torch.device:
 
 
 def table(result: Result) -> str:
-    """How it ended, then the best row and the last one."""
-    skipped, whole = ("residual", "rollbacks"), ("sweep", "bytes_sent")
-    keys = [key for key in result.best if not key.startswith(skipped)]
-    lines = [f"{result.message}; the model is that of sweep {result.best['sweep']:.0f}", "", _cells("", keys)]
-    for name, row in (("best", result.best), ("last", result.history[-1])):
-        lines.append(_cells(name, [f"{row[key]:.0f}" if key in whole else f"{row[key]:.4f}" for key in keys]))
-    return "\n".join(lines)
+    """How it ended, then the best row and the last one, which may be of runs on other numbers of ranks."""
+    best, last = result.best, result.history[-1]
+    keys = [key for key in {**best, **last} if not key.startswith(("residual", "rollbacks"))]
+    lines = [f"{result.message}; the model is that of sweep {best['sweep']:.0f}", "", _cells("", keys)]
+    return "\n".join([*lines, *(_cells(name, _figures(row, keys)) for name, row in (("best", best), ("last", last)))])
+
+
+def _figures(row: Row, keys: list[str]) -> list[str]:
+    whole = ("sweep", "bytes_sent")
+    return ["-" if key not in row else f"{row[key]:.0f}" if key in whole else f"{row[key]:.4f}" for key in keys]
 
 
 def _cells(name: str, cells: list[str]) -> str:
@@ -239,7 +263,7 @@ def writable(args: argparse.Namespace) -> None:
         raise DataError(f"--save is {args.save}; the weights need another suffix, for the JSON file stands beside them")
 
 
-def save(args: argparse.Namespace, net: Net, about: Description, result: Result) -> None:
+def save(args: argparse.Namespace, net: Net, about: Description, result: Result) -> str:
     """Plain tensors, loadable with weights_only=True, and what they mean: both whole, or neither."""
     weights = {name: value.detach().cpu() for name, value in result.model.state_dict().items()}
     facts = {
@@ -252,17 +276,26 @@ def save(args: argparse.Namespace, net: Net, about: Description, result: Result)
         "outcome": result.message,
         "best": result.best,
     }
+    raw = io.BytesIO()
+    torch.save(weights, raw)  # not into the file: of a disk that is full, torch says where in its source it noticed
     paths = args.save, args.save.with_suffix(".json")
-    asides = [path.with_name(path.name + ".part") for path in paths]
     try:
-        with asides[0].open("wb") as file:
-            torch.save(weights, file)
-        asides[1].write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
-        for aside, path in zip(asides, paths, strict=True):
+        _write_both(dict(zip(paths, (raw.getvalue(), json.dumps(facts, indent=2).encode() + b"\n"), strict=True)))
+    except OSError as error:
+        raise DataError(f"--save is {args.save}, which cannot be written: {error.strerror or error}") from None
+    return f"\nsaved {paths[0]} and {paths[1].name}\n"
+
+
+def _write_both(contents: dict[Path, bytes]) -> None:
+    asides = {path: path.with_name(path.name + ".part") for path in contents}
+    try:
+        for path, raw in contents.items():
+            with asides[path].open("wb") as file:
+                file.write(raw)
+                file.flush()
+                os.fsync(file.fileno())
+        for path, aside in asides.items():
             os.replace(aside, path)
-    except (OSError, RuntimeError) as error:  # torch has the latter for a disk that is full
-        for aside in asides:
+    finally:
+        for aside in asides.values():
             aside.unlink(missing_ok=True)
-        why = error.strerror if isinstance(error, OSError) else str(error).splitlines()[0]
-        raise DataError(f"--save is {args.save}, which cannot be written: {why}") from None
-    print(f"\nsaved {paths[0]} and {paths[1].name}")
