@@ -1,4 +1,4 @@
-"""`train` that goes on from checkpoints: on another number of ranks, and from an older one where the newest is damaged."""
+"""`train` that goes on from checkpoints: on another number of ranks, and from an older one if the newest is damaged."""
 
 from __future__ import annotations
 

@@ -55,13 +55,13 @@ def test_notices_every_flipped_bit_and_every_cut(tmp_path: Path) -> None:
     ("version", "header", "match"),
     [
         (2, b"1", "version 2 of the format; this torch_admm reads version 1"),
-        (1, b"{", "its checksum matches, but it makes no sense"),
-        (1, b'{"code": []}', "makes no sense"),
-        (1, b'{"tensor": ["float32", [1000000], 0]}', "makes no sense"),
-        (1, b'{"tensor": ["object", [1], 0]}', "makes no sense"),
-        (1, b"[" * 100_000, "makes no sense"),
-        (1, b'{"float": "1"}', "makes no sense"),
-        (1, b'{"dict": [[{"dict": []}, 1]]}', "makes no sense"),
+        (1, b"{", "its checksum is right, but its content is not that of a checkpoint"),
+        (1, b'{"code": []}', "its content is not that of a checkpoint"),
+        (1, b'{"tensor": ["float32", [1000000], 0]}', "its content is not that of a checkpoint"),
+        (1, b'{"tensor": ["object", [1], 0]}', "its content is not that of a checkpoint"),
+        (1, b"[" * 100_000, "its content is not that of a checkpoint"),
+        (1, b'{"float": "1"}', "its content is not that of a checkpoint"),
+        (1, b'{"dict": [[{"dict": []}, 1]]}', "its content is not that of a checkpoint"),
         (1, b'{"tensor": ["float32", [1], -64]}', "a tensor is where none can be"),
         (1, b'{"tensor": ["float32", [1], 0.0]}', "a tensor is where none can be"),
         (1, b'{"tensor": ["float32", [1], 4]}', "a tensor is where none can be"),
@@ -72,11 +72,35 @@ def test_notices_every_flipped_bit_and_every_cut(tmp_path: Path) -> None:
         (1, b'{"tensor": ["float32", [true], 0]}', "a tensor has a shape that none can have"),
         (1, b'{"tensor": ["float32", [%s], 0]}' % b",".join([b"1"] * 65), "a tensor has a shape that none can have"),
         (1, b'{"tensor": ["float32", [1%s], 0]}' % (b"0" * 4000), "a tensor is larger than the file"),
-        (1, b'{"tensor": ["float32", [0, 1%s], 0]}' % (b"0" * 30), "makes no sense"),
+        (1, b'{"tensor": ["float32", [0, 1%s], 0]}' % (b"0" * 30), "its content is not that of a checkpoint"),
     ],
 )
 def test_refuses_a_made_up_file(version: int, header: bytes, match: str, tmp_path: Path) -> None:
     raw = container.MAGIC + version.to_bytes(4, "little") + len(header).to_bytes(8, "little") + header + bytes(16)
+    (tmp_path / "file").write_bytes(raw + hashlib.sha256(raw).digest())
+    with pytest.raises(CheckpointError, match=match):
+        container.read(tmp_path / "file")
+
+
+@pytest.mark.parametrize(
+    ("header", "size", "match"),
+    [
+        (
+            b'[{"tensor": ["uint8", [4096], 0]}, {"tensor": ["uint8", [4096], 0]}]',
+            4096,
+            "a tensor is where none can be",
+        ),
+        (b'[{"tensor": ["uint8", [64], 64]}, {"tensor": ["uint8", [64], 0]}]', 128, "a tensor is where none can be"),
+        (b'[{"tensor": ["uint8", [64], 0]}, {"tensor": ["uint8", [64], 128]}]', 192, "a tensor is where none can be"),
+        (b'[{"tensor": ["uint8", [0], 64]}]', 64, "a tensor is where none can be"),
+        (b'[{"tensor": ["uint8", [64], 0]}]', 65, "there is more in the file than its tensors"),
+        (b"1", 0, "there is more in the file than its tensors"),
+    ],
+)
+def test_tensors_lie_one_after_the_other_to_the_end(header: bytes, size: int, match: str, tmp_path: Path) -> None:
+    """Many that are all of the file would take as many times the memory as soon as they are copied."""
+    raw = container.MAGIC + (1).to_bytes(4, "little") + len(header).to_bytes(8, "little") + header
+    raw += bytes(-len(raw) % container.ALIGNMENT + size) or b"\0"
     (tmp_path / "file").write_bytes(raw + hashlib.sha256(raw).digest())
     with pytest.raises(CheckpointError, match=match):
         container.read(tmp_path / "file")

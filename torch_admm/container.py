@@ -17,6 +17,7 @@ import os
 import stat
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
 
@@ -80,9 +81,13 @@ def read(path: Path) -> Any:
 
 def _content(path: Path, raw: bytearray, end: int) -> Any:
     try:
-        return _decoded(json.loads(raw[START:end].decode()), raw, _aligned(end))
+        tensors = _Tensors(raw, _aligned(end), end)
+        content = _decoded(json.loads(raw[START:end].decode()), tensors)
+        tensors.check_end()
     except (ValueError, KeyError, TypeError, RuntimeError, RecursionError, OverflowError) as error:
-        raise CheckpointError(f"{path}: its checksum matches, but it makes no sense: {error}") from error
+        said = f"its checksum is right, but its content is not that of a checkpoint: {error}"
+        raise CheckpointError(f"{path}: {said}") from error
+    return content
 
 
 def _all_of(path: Path) -> bytearray:
@@ -147,36 +152,56 @@ def _encoded(value: Any, tensors: list[Tensor]) -> Any:
     raise TypeError(f"a checkpoint holds tensors and plain values, not {type(value).__name__}")
 
 
-def _decoded(value: Any, raw: bytearray, start: int) -> Any:
+@final
+@dataclass
+class _Tensors:
+    """Those of a file, one after the other: tensors that shared bytes could be far larger together than the file."""
+
+    raw: bytearray
+    start: int  # of the first
+    end: int  # of all so far
+
+    def next(self, name: str, shape: Any, place: Any) -> Tensor:
+        dtype, room = DTYPES[name], len(self.raw) - DIGEST - self.start
+        count, at = _count(shape, room), _aligned(self.end)
+        size = count * dtype.itemsize
+        if type(place) is not int or self.start + place != at or place + size > room:
+            raise ValueError("a tensor is where none can be")
+        self.end = at + size
+        if not count:
+            return torch.empty(shape, dtype=dtype)
+        return torch.frombuffer(self.raw, dtype=dtype, count=count, offset=at).view(shape)
+
+    def check_end(self) -> None:
+        if self.end != len(self.raw) - DIGEST:
+            raise ValueError("there is more in the file than its tensors")
+
+
+def _decoded(value: Any, tensors: _Tensors) -> Any:
+    """In the order in which `_encoded` went."""
     if isinstance(value, list):
-        return [_decoded(v, raw, start) for v in value]
+        return [_decoded(v, tensors) for v in value]
     if not isinstance(value, dict):
         return value
     ((kind, inner),) = value.items()
-    return KINDS[kind](inner, raw, start)
+    return KINDS[kind](inner, tensors)
 
 
-def _dict(inner: Any, raw: bytearray, start: int) -> dict[Any, Any]:
-    return {_decoded(k, raw, start): _decoded(v, raw, start) for k, v in inner}
+def _dict(inner: Any, tensors: _Tensors) -> dict[Any, Any]:
+    return {_decoded(k, tensors): _decoded(v, tensors) for k, v in inner}
 
 
-def _tuple(inner: Any, raw: bytearray, start: int) -> tuple[Any, ...]:
-    return tuple(_decoded(v, raw, start) for v in inner)
+def _tuple(inner: Any, tensors: _Tensors) -> tuple[Any, ...]:
+    return tuple(_decoded(v, tensors) for v in inner)
 
 
-def _float(inner: Any, raw: bytearray, start: int) -> float:
+def _float(inner: Any, tensors: _Tensors) -> float:
     return FLOATS[inner]
 
 
-def _tensor(inner: Any, raw: bytearray, start: int) -> Tensor:
+def _tensor(inner: Any, tensors: _Tensors) -> Tensor:
     name, shape, place = inner
-    dtype, room = DTYPES[name], len(raw) - DIGEST - start
-    count = _count(shape, room)
-    if not count:
-        return torch.empty(shape, dtype=dtype)
-    if type(place) is not int or place < 0 or place % ALIGNMENT or place + count * dtype.itemsize > room:
-        raise ValueError("a tensor is where none can be")
-    return torch.frombuffer(raw, dtype=dtype, count=count, offset=start + place).view(shape)
+    return tensors.next(name, shape, place)
 
 
 def _count(shape: Any, room: int) -> int:
