@@ -94,12 +94,12 @@ def test_bad_input_is_one_sentence_of_rank_0(folder: Path, tmp_path: Path) -> No
         (
             words(folder, "--net", "9", *keeps),
             None,
-            "saved has checkpoints of a run already; resume=.auto. .--resume auto. goes on",
+            "saved has checkpoints of a run already; resume=.auto. .--resume auto. resumes",
         ),
         (
             words(folder, "--net", "8", *keeps, "--resume", "auto"),
             None,
-            "of another run: its net is 64-9-10, here it is 64-8-10",
+            "of another run: net was 64-9-10 when it was saved, and is 64-8-10 now",
         ),
         (
             words(folder, "--method", "bregman", "--checkpoint", tmp_path / "n"),

@@ -58,27 +58,30 @@ def _changed(which: int) -> tuple[Tensor, Tensor]:
 
 
 OTHERS: dict[str, tuple[str, dict[str, Any]]] = {
-    "width": ("net is 4-6-1, here it is 4-7-1", {"model": net(4, 7, 1)}),
+    "width": ("net was 4-6-1 when it was saved, and is 4-7-1", {"model": net(4, 7, 1)}),
     "activation": (
-        r"model is Sequential\(.*ReLU.*\), here it is Sequential\(.*Tanh",
+        r"model was Sequential\(.*ReLU.*\) when it was saved, and is Sequential\(.*Tanh",
         {"model": net(4, 6, 1, act=nn.Tanh)},
     ),
     "dtype": (
-        "dtype is torch.float32, here it is torch.float64",
+        "dtype was torch.float32 when it was saved, and is torch.float64",
         {"model": net(4, 6, 1, dtype=torch.float64), "data": blobs(60, dtype=torch.float64)},
     ),
-    "loss": ("loss is logistic, here it is hinge", {"method": AnchoredADMM("hinge")}),
-    "method": ("method is AnchoredADMM, here it is BregmanADMM", {"method": BregmanADMM("logistic")}),
-    "rows": ("number of rows is 60, here it is 59", {"data": tuple(t[:59] for t in blobs(60))}),
+    "loss": ("loss was logistic when it was saved, and is hinge", {"method": AnchoredADMM("hinge")}),
+    "method": ("method was AnchoredADMM when it was saved, and is BregmanADMM", {"method": BregmanADMM("logistic")}),
+    "rows": ("number of rows was 60 when it was saved, and is 59", {"data": tuple(t[:59] for t in blobs(60))}),
     **{
-        where: ("data is [0-9a-f]{8} .*, here it is [0-9a-f]{8} ", {"data": _changed(which)})
+        where: ("data was [0-9a-f]{8} .* when it was saved, and is [0-9a-f]{8} ", {"data": _changed(which)})
         for where, which in {"first X": 0, "some X": 37, "last X": 59, "y": 60}.items()
     },
-    "setting": ("AnchoredADMM.refresh is 40, here it is 7", {"method": AnchoredADMM("logistic", refresh=7)}),
-    "deterministic": ("deterministic is False, here it is True", {"deterministic": True}),
-    "monitor": ("monitor is 'train_accuracy', here it is 'loss'", {"monitor": "loss"}),
-    "batch size": ("batch_size is None, here it is 16", {"batch_size": 16}),
-    "seed": ("seed is 0, here it is 1", {"seed": 1}),
+    "setting": (
+        "AnchoredADMM.refresh was 40 when it was saved, and is 7",
+        {"method": AnchoredADMM("logistic", refresh=7)},
+    ),
+    "deterministic": ("deterministic was False when it was saved, and is True", {"deterministic": True}),
+    "monitor": ("monitor was train_accuracy when it was saved, and is loss", {"monitor": "loss"}),
+    "batch size": ("batch_size was None when it was saved, and is 16", {"batch_size": 16}),
+    "seed": ("seed was 0 when it was saved, and is 1", {"seed": 1}),
 }
 
 
@@ -87,14 +90,14 @@ def test_another_run_is_refused_by_what_differs(name: str, tmp_path: Path) -> No
     message, changes = OTHERS[name]
     run(tmp_path)
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
-    with pytest.raises(CheckpointError, match=f"sweep.*2 is of another run: its {message}"):
+    with pytest.raises(CheckpointError, match=f"{tmp_path}/sweep-00000002 is of another run: {message}.* now$"):
         run(tmp_path, 3, **changes)
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
 
 
 def test_checkpoints_that_are_there_are_not_written_over(tmp_path: Path) -> None:
     run(tmp_path)
-    said = r'has checkpoints of a run already; resume="auto" \(--resume auto\) goes on from them'
+    said = r'has checkpoints of a run already; resume="auto" \(--resume auto\) resumes from them'
     with pytest.raises(CheckpointError, match=said):
         run(tmp_path, resume=False)
 

@@ -318,10 +318,8 @@ class AnchoredADMM(AbstractMethod):
     @torch.no_grad()
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Copy a state into this run; shapes must be those of this problem."""
-        parts, others = self._parts(), ("inputs", "residuals", "scaling", *COUNTERS, *Guard.counters)
-        states.check(state, parts, others, "AnchoredADMM")
-        self.damping.check(state)
-        states.copy_back(parts, state)
+        self.check_state(state)
+        states.copy_back(self._parts(), state)
         self.damping.load_state_dict(state)
         kept = state["scaling"]
         self.scaling = (
@@ -330,6 +328,22 @@ class AnchoredADMM(AbstractMethod):
         for owner, names in self._counters():
             for name in names:
                 setattr(owner, name, state[name])
+
+    def check_state(self, state: dict[str, Any]) -> None:
+        """Could `load_state_dict` take it up? Nothing changes."""
+        others = ("inputs", "residuals", "scaling", *COUNTERS, *Guard.counters)
+        states.check(state, self._parts(), others, "AnchoredADMM")
+        for name in ("inputs", "residuals"):
+            states.check_part(state[name], {}, name)
+        self.damping.check(state)
+        for moment in (state[side][l] for side in ("inputs", "residuals") for l in self.W):
+            states.check_number(moment, "refreshes", 0)
+        if state["scaling"] is not None:
+            like = self.W[1].new_empty(self.problem.inputs)
+            states.check_part(state["scaling"], {"shift": like, "scale": like}, "scaling")
+        for owner, names in self._counters():
+            for name in names:
+                states.check_number(state, name, getattr(owner, name))
 
     def __getstate__(self) -> dict[str, Any]:
         """For pickle, which would tear apart what lies in one block of memory: a run is what it can be made of."""

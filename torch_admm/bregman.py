@@ -61,7 +61,7 @@ class BregmanADMM(AbstractMethod):
     ) -> None:
         """Check the settings; those given per layer are matched with the model by `init`."""
         self.loss = loss_of(loss)
-        self._beta, self._gamma = beta, gamma
+        self._beta, self._gamma = _floats("beta", beta), _floats("gamma", gamma)
         self.warm_start = positive_int("warm_start", warm_start, least=0)
         self.dual_step = positive("dual_step", dual_step)
         self.multiplier = choice("multiplier", multiplier, ("paper", "consistent", "none"))
@@ -70,8 +70,6 @@ class BregmanADMM(AbstractMethod):
         self.chunk_rows = None if chunk_rows is None else positive_int("chunk_rows", chunk_rows)
         stored = (None, torch.float32, torch.float64, torch.bfloat16)
         self.state_dtype = choice("state_dtype", state_dtype, stored)
-        per_layer("beta", beta, None)
-        per_layer("gamma", gamma, None)
 
     def part(self, problem: Problem, rows: AbstractRows, batch_size: int | None) -> AbstractRows:
         """Of few rows, some shards are summed as one.
@@ -193,13 +191,20 @@ class BregmanADMM(AbstractMethod):
     @torch.no_grad()
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Copy a state into this run; shapes must be those of this problem and these rows."""
-        parts = {"W": self.W, "a": self.a, "z": self.z, "lam": {0: self.lam}}
-        state = state | ({"lam": {0: state["lam"]}} if "lam" in state else {})
-        states.check(state, parts, ["sweeps"], "BregmanADMM")
-        states.copy_back(parts, state)
+        self.check_state(state)
+        states.copy_back(self._parts(), state | {"lam": {0: state["lam"]}})
         self.sweeps = int(state["sweeps"])
         self.sums = {l: self._empty_sums(l, self.sums[l].factor) for l in self.sums}
         self._add_all(1)
+
+    def check_state(self, state: dict[str, Any]) -> None:
+        """Could `load_state_dict` take it up? Nothing changes, and no other rank is asked."""
+        given = state | ({"lam": {0: state["lam"]}} if "lam" in state else {})
+        states.check(given, self._parts(), ["sweeps"], "BregmanADMM")
+        states.check_number(state, "sweeps", self.sweeps)
+
+    def _parts(self) -> states.Parts:
+        return {"W": self.W, "a": self.a, "z": self.z, "lam": {0: self.lam}}
 
     def _target(self, l: int, rows: slice) -> Tensor:
         """z_l as the W_l and a_{l-1} steps see it: in the scaled form of the multiplier if it is "consistent"."""
@@ -270,3 +275,9 @@ class BregmanADMM(AbstractMethod):
     def _scratch(self, like: Tensor) -> Tensor:
         """Memory for a chunk of m that stays in the cache; what is allocated anew costs a page fault every 4 KiB."""
         return self._buffer.narrow(0, 0, like.numel()).view(like.shape)
+
+
+def _floats(name: str, value: float | Sequence[float]) -> float | list[float]:
+    """Penalties, checked: 1 and 1.0 are the same one."""
+    given = per_layer(name, value, None)
+    return list(given.values()) if isinstance(value, Sequence) else float(value)

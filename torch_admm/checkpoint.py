@@ -11,33 +11,41 @@ has other names is left alone.
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import secrets
 import shutil
+import socket
 import warnings
-from collections.abc import Iterator, Mapping
+import weakref
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from types import TracebackType
 from typing import Any, final
-
-import torch
-from torch import Tensor
 
 from . import container, saved
 from .comm import AbstractComm
-from .errors import CheckpointError
+from .errors import CheckpointError, told
+from .identity import alike
 
-__all__ = ["Checkpoints", "Span"]
+try:
+    import fcntl
+except ImportError:  # on Windows
+    fcntl = None  # type: ignore[assignment]
 
-PREFIX, ASIDE = "sweep-", ".part"
+__all__ = ["Checkpoints", "Span", "of_another_run"]
+
+PREFIX, ASIDE, LOCK = "sweep-", ".part", "in-use"
 NAME = re.compile(rf"{PREFIX}[0-9]{{8,}}")
 NAME_ASIDE = re.compile(NAME.pattern + re.escape(ASIDE))
 ANOTHER = "is of another"  # how a reason starts that no older checkpoint can make up for
+UNLOCKABLE = {errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK, errno.ENOSYS, errno.EROFS, errno.EACCES}
 
 State = dict[str, Any]
-Stretch = tuple[int, int]  # of rows: from .. to
+Taken = Callable[[State], object]
 
 
 @final
@@ -57,17 +65,26 @@ class Checkpoints:
     def __init__(
         self, folder: str | os.PathLike[str], comm: AbstractComm, about: Mapping[str, str], keep: int = 2
     ) -> None:
-        """Make the folder; what an interrupted save left there is removed. The newest `keep` are kept.
-
-        `about` tells what run it is, by name: one of another is refused.
-        """
+        """Make the folder. The newest `keep` are kept. `about` tells what run it is, by name: another's is refused."""
         self.folder, self.comm, self.about, self.keep = Path(folder), comm, dict(about), keep
+        self._lock: Lock | None = None
         with self._together():
             if comm.rank == 0:
                 self.folder.mkdir(parents=True, exist_ok=True)
+
+    def __enter__(self) -> Checkpoints:
+        """Keep other runs out; then, and not before, what an interrupted save left there is removed."""
+        with self._together():
+            if self.comm.rank == 0:
+                self._lock = Lock(self.folder)
                 for left in list(self.folder.iterdir()):
                     if NAME_ASIDE.fullmatch(left.name):
                         _remove(left)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if self._lock is not None:
+            self._lock.release()
 
     def at(self, sweep: int) -> Path:
         return self.folder / f"{PREFIX}{sweep:08d}"
@@ -106,27 +123,33 @@ class Checkpoints:
                     _remove(aside)
             raise
 
-    def load(self, span: Span) -> State | None:
+    def load(self, span: Span, fits: Taken = bool, take: Taken = bool, stacklevel: int = 2) -> State | None:
         """The newest checkpoint that all ranks can read, with the rows of this one; None where there is none.
 
-        One that is damaged is passed over with a warning, unless there is no other.
+        `fits` looks at a state without a word to other ranks, and `take` takes up one that fits on all of them; where
+        either raises, as where a file is damaged, it is passed over with a warning, unless there is no other.
         """
         reasons: list[str] = []
         for path in self.there():
-            state, reason = self._tried(path, span)
-            told = [text for text in self.comm.texts(reason) if text]
-            if not told:
+            state, reason = self._tried(path, span, fits)
+            why = self._agreed(path, reason) or self._agreed(path, _why_not(path, take, state))
+            if not why:
                 if reasons and self.comm.rank == 0:
                     said = f"{'; '.join(reasons)}; going on from {path}"
-                    warnings.warn(said, RuntimeWarning, stacklevel=3)
+                    warnings.warn(said, RuntimeWarning, stacklevel=stacklevel + 1)
                 return state
-            for text in told:
-                if text.startswith(ANOTHER):
-                    raise CheckpointError(f"{path} {text}")
-            reasons.append(told[0])
+            reasons.append(why)
         if reasons:
             raise CheckpointError("; ".join(reasons))
         return None
+
+    def _agreed(self, path: Path, reason: str) -> str:
+        """The first reason that any rank has; one for which older checkpoints are no better is an error."""
+        reasons = [text for text in self.comm.texts(reason) if text]
+        for text in reasons:
+            if text.startswith(ANOTHER):
+                raise CheckpointError(f"{path} {text}")
+        return reasons[0] if reasons else ""
 
     @contextmanager
     def _together(self) -> Iterator[None]:
@@ -135,33 +158,35 @@ class Checkpoints:
             try:
                 yield
             except OSError as error:
-                raise CheckpointError(f"{self.folder}: cannot hold checkpoints: {error.strerror or error}") from error
+                why = error.strerror or error
+                raise CheckpointError(f"cannot write checkpoints to {self.folder}: {why}") from error
 
-    def _tried(self, path: Path, span: Span) -> tuple[State, str]:
+    def _tried(self, path: Path, span: Span, fits: Taken) -> tuple[State, str]:
         """What can be read, or why it cannot."""
         try:
             shared = saved.read_shared(path / "shared")
             reason = self._foreign(shared.pop("about"))
             total, token = shared.pop("rows"), shared.pop("token")
             if shared.pop("by_row") and not reason:
-                shared["method"] |= _rows(path, _files(path, total), token, span)
+                shared["method"] |= saved.rows_of(path, total, token, span.first, span.first + span.count)
         except container.VersionError as error:
             return {}, f"{ANOTHER} torch_admm: {error}"
         except (CheckpointError, OSError) as error:
             return {}, str(error)
-        return shared, reason
+        return shared, reason or _why_not(path, fits, shared)
 
     def _foreign(self, about: Mapping[str, str]) -> str:
         """What tells it from a checkpoint of this run."""
         for name in {**about, **self.about}:
-            theirs, ours = about.get(name, "not there"), self.about.get(name, "not there")
-            if theirs != ours:
-                return f"{ANOTHER} run: its {name} is {theirs}, here it is {ours}"
+            theirs, ours = about.get(name, "not set"), self.about.get(name, "not set")
+            if not alike(theirs, ours):
+                return of_another_run(name, theirs, ours)
         return ""
 
     def _same_folder(self, aside: Path) -> None:
         if not aside.is_dir():
-            raise CheckpointError(f"{self.folder} is another folder here than on rank 0; all ranks must see the same")
+            said = "is not the folder that rank 0 sees; all ranks need one shared folder"
+            raise CheckpointError(f"{self.folder} on this rank {said}")
 
     def _commit(self, aside: Path, path: Path) -> None:
         _sync(aside)
@@ -177,34 +202,87 @@ class Checkpoints:
             _remove(gone)
 
 
-def _files(path: Path, total: int) -> dict[Stretch, Path]:
-    """The files of rows, in order; together they have all."""
-    named = ((re.fullmatch(r"rows-(\d+)-(\d+)", file.name), file) for file in path.iterdir())
-    files = sorted(((int(found[1]), int(found[2])), file) for found, file in named if found)
-    if [0, *(end for (_, end), _ in files)] != [*(first for (first, _), _ in files), total]:
-        raise CheckpointError(f"{path}: the state of some of its {total} rows is missing")
-    return dict(files)
+@final
+class Lock:
+    """A folder kept for one run: by a file that the system unlocks when the process ends, whatever ends it.
+
+    Some file systems know no locks: there, nothing is kept out.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        """A CheckpointError if another run has it."""
+        self.path, self.descriptor = folder / LOCK, -1
+        try:
+            while fcntl is not None and not self._taken():
+                pass
+        except OSError as error:
+            self._close()
+            if error.errno not in UNLOCKABLE:
+                raise
+        _HELD.add(self)
+
+    def release(self) -> None:
+        """Remove the file first: who has opened it before sees that it is gone, and makes another."""
+        if self.descriptor >= 0:
+            with suppress(OSError):
+                self.path.unlink()
+            self._close()
+
+    def _taken(self) -> bool:
+        """False if whoever had it removed the file meanwhile."""
+        self.descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            fcntl.flock(self.descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = os.read(self.descriptor, 1000).decode(errors="replace")
+            self._close()
+            said = f"{self.path.parent} is in use by another run"
+            raise CheckpointError(f"{said} ({holder})" if holder else said) from None
+        if not self._is_there():
+            self._close()
+            return False
+        with suppress(OSError):  # on a full disk, nobody learns who it is
+            os.ftruncate(self.descriptor, 0)
+            os.write(self.descriptor, f"process {os.getpid()} on {socket.gethostname()}".encode())
+        return True
+
+    def _is_there(self) -> bool:
+        with suppress(FileNotFoundError):
+            return os.path.samestat(os.fstat(self.descriptor), os.stat(self.path))
+        return False
+
+    def _close(self) -> None:
+        if self.descriptor >= 0:
+            os.close(self.descriptor)
+            self.descriptor = -1
 
 
-def _rows(path: Path, files: Mapping[Stretch, Path], token: str, span: Span) -> State:
-    """The state of the rows of this rank, from the files that have some of them; no rows still have a width."""
-    begin, end = span.first, span.first + span.count
-    needed = [(first, stop) for first, stop in files if max(first, begin) < min(stop, end)]
-    cuts = [(max(first, begin) - first, min(stop, end) - max(first, begin)) for first, stop in needed]
-    if not needed:
-        needed, cuts = list(files)[:1], [(0, 0)]
-    parts = [saved.read_rows(files[first, stop], stop - first, token) for first, stop in needed]
+_HELD: weakref.WeakSet[Lock] = weakref.WeakSet()
+
+
+def _forget_locks() -> None:
+    """In a process forked off, such as one that loads data: it would hold them after its parent was killed."""
+    for lock in _HELD:
+        lock._close()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_locks)
+
+
+def of_another_run(name: str, theirs: object, ours: object) -> str:
+    return f"{ANOTHER} run: {name} was {theirs} when it was saved, and is {ours} now"
+
+
+def _why_not(path: Path, take: Taken, state: State) -> str:
+    """What speaks against a state; whatever it has in it, it must not end the run on one rank alone."""
     try:
-        joined: State = _joined(parts, cuts)
-    except (LookupError, TypeError, RuntimeError) as error:
-        raise CheckpointError(f"{path}: its files of rows do not go together: {error}") from error
-    return joined
-
-
-def _joined(parts: list[Any], cuts: list[tuple[int, int]]) -> Any:
-    if isinstance(parts[0], Tensor):
-        return torch.cat([part.narrow(0, *cut) for part, cut in zip(parts, cuts, strict=True)])
-    return {key: _joined([part[key] for part in parts], cuts) for key in parts[0]}
+        take(state)
+    except CheckpointError as error:
+        return str(error)
+    except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RuntimeError) as error:
+        return f"{path}: {told(error)}"
+    return ""
 
 
 def _sync(folder: Path) -> None:

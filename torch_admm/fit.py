@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Literal, final
 
@@ -95,7 +96,8 @@ def fit(
 
     Arguments are checked before anything in the model changes. Training runs outside autocast, whatever surrounds it.
     AnchoredADMM's sweeps over few rows train a float32 model in float64, where it costs next to nothing.
-    Ctrl-C ends the run and returns what there is, once the first row has been recorded.
+    Ctrl-C ends the run and returns what there is, once the first row has been recorded. With checkpoints it does so
+    after the sweep, whose state is saved; a second one ends it at once.
     """
     comm = current(deterministic=choice("deterministic", deterministic, (False, True)))
     with comm.together():
@@ -117,25 +119,27 @@ def fit(
         method.comm = comm
         mine, rows = method.part(problem, rows, batch_size), rows.part(comm.rank, comm.size)
         judge = Judge(problem, rows, held, evaluate, monitor, comm)
+        held_out = judge.about() if compared else {}
     if comm.size > 1:
         settings: dict[str, Any] = {"max_sweeps": max_sweeps, "evaluate_every": every, "restore_best": restore_best}
         settings |= {"checkpoint": checkpoint, "checkpoint_every": save_every, "resume": resume, "monitor": monitor}
         common = None if state is None else {name: v for name, v in state.items() if name not in method.by_row}
-        comm.same(about | settings | {"evaluated rows": judge.measured(), "state": fingerprint(common)})
+        comm.same(about | settings | {"evaluated rows": judge.measured(), "state": fingerprint(common)} | held_out)
         problem.write({l: comm.from_first_(W) for l, W in problem.read().items()})
-    checkpoints = None if checkpoint is None else Checkpoints(checkpoint, comm, about, keep)
-    clock = Clock()
-    with clock, conditions(problem.device, comm):
-        little = not deterministic and method.is_little(problem, rows, batch_size)
-        method.init(*suited(problem, mine, little), batch_size=batch_size, seed=seed)
-        if state is not None:
-            method.load_state_dict(state)
-            problem.write(method.weights())
-    outlets = outlets if comm.rank == 0 else []
-    run = Run(method, judge, comm, mine, clock, stops, outlets, every, checkpoints, save_every)
-    if checkpoints is not None:
-        _take_up(run, checkpoints, resume)
-    outcome, message = run.loop(max_sweeps)
+    checkpoints = None if checkpoint is None else Checkpoints(checkpoint, comm, about | held_out, keep)
+    with checkpoints or nullcontext():
+        clock = Clock()
+        with clock, conditions(problem.device, comm):
+            little = not deterministic and method.is_little(problem, rows, batch_size)
+            method.init(*suited(problem, mine, little), batch_size=batch_size, seed=seed)
+            if state is not None:
+                method.load_state_dict(state)
+                problem.write(method.weights())
+        outlets = outlets if comm.rank == 0 else []
+        run = Run(method, judge, comm, mine, clock, stops, outlets, every, checkpoints, save_every)
+        if checkpoints is not None:
+            _take_up(run, checkpoints, resume)
+        outcome, message = run.loop(max_sweeps)
     problem.write(run.best_weights if restore_best or outcome is Outcome.NON_FINITE else run.last_weights)
     return Result(model, outcome, message, run.history, run.best, method)
 
@@ -144,13 +148,11 @@ def _take_up(run: Run, checkpoints: Checkpoints, resume: bool | str) -> None:
     """Go on from the newest checkpoint, if that is wanted; never write over those of another run."""
     if not resume:
         if checkpoints.there():
-            said = 'resume="auto" (--resume auto) goes on from them; else name another folder'
+            said = 'resume="auto" (--resume auto) resumes from them; to start afresh, name another folder'
             raise CheckpointError(f"{checkpoints.folder} has checkpoints of a run already; {said}")
         return
-    saved = checkpoints.load(run.span)
-    if saved is not None:
-        run.resume(saved)
-    elif resume is True:
+    found = checkpoints.load(run.span, run.fits, run.resume, stacklevel=4)  # a warning is for the caller of `fit`
+    if found is None and resume is True:
         raise CheckpointError(f"{checkpoints.folder} has no checkpoint to go on from")
 
 

@@ -14,7 +14,7 @@ from .data import AbstractRows
 from .method import AbstractMethod
 from .problem import Problem
 
-__all__ = ["fingerprint", "identity", "settings_of"]
+__all__ = ["alike", "fingerprint", "identity", "of_rows", "settings_of"]
 
 STRETCHES, STRETCH = 16, 16  # looks at the rows, all over them, and rows of each
 
@@ -31,11 +31,24 @@ def identity(
         "loss": problem.loss.name,
         "method": type(method).__name__,
         **settings_of(method),
-        "number of rows": str(rows.total),
-        "data": f"{_data(rows):08x} (CRC-32 of some rows)",
+        **of_rows(rows),
         "batch_size": str(rows.batch_size if batch_size is None else batch_size),
         "seed": str(seed),
     }
+
+
+def of_rows(rows: AbstractRows, kind: str = "") -> dict[str, str]:
+    """How many, and which."""
+    return {f"number of {kind}rows": str(rows.total), f"{kind}data": f"{_data(rows):08x} (CRC-32 of some rows)"}
+
+
+def alike(one: str, other: str) -> bool:
+    """Is it the same setting? One number for all layers is, as a list of it for each."""
+    return one == other or {one} == _entries(other) or {other} == _entries(one)
+
+
+def _entries(text: str) -> set[str]:
+    return set(text[1:-1].split(", ")) if text.startswith("[") else set()
 
 
 def settings_of(method: AbstractMethod) -> dict[str, str]:
@@ -81,6 +94,8 @@ def _words(value: Any) -> str:
         return str(value.tolist())
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(_words, value))}]"
+    if isinstance(value, Mapping):
+        return f"{{{', '.join(sorted(f'{_words(key)}: {_words(part)}' for key, part in value.items()))}}}"
     plain = isinstance(value, bool | int | float | str | torch.dtype | None)
     return str(value) if plain else type(value).__name__
 

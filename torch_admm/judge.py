@@ -11,6 +11,7 @@ from torch import nn
 
 from .comm import AbstractComm
 from .data import AbstractRows, rows_of
+from .identity import of_rows
 from .problem import Problem
 from .record import Row
 from .tally import tally_for
@@ -38,10 +39,12 @@ class Judge:
         """`evaluate` is held-out data or a function of the model, which rank 0 calls. `rows` are those of this rank."""
         self.problem, self.comm, self.sets = problem, comm, {"train_": rows}
         self.custom: Evaluate | None = evaluate if callable(evaluate) else None
+        self.held: dict[str, AbstractRows] = {}  # those of all ranks
         if evaluate is not None and self.custom is None:
-            self.sets["test_"] = rows_of(evaluate, problem, "evaluate").part(comm.rank, comm.size)
+            self.held["test"] = rows_of(evaluate, problem, "evaluate")
         if validation is not None:
-            self.sets["validation_"] = validation.part(comm.rank, comm.size)
+            self.held["validation"] = validation
+        self.sets |= {f"{name}_": held.part(comm.rank, comm.size) for name, held in self.held.items()}
         own = self.custom is not None and validation is None
         self._monitor = monitor or (None if own else f"{list(self.sets)[-1]}{problem.loss.metric}")
 
@@ -54,9 +57,16 @@ class Judge:
         """What figures are made of: rows of each set, on all ranks, and whether there is a function of the user's."""
         return {prefix: rows.total for prefix, rows in self.sets.items()} | {"own": self.custom is not None}
 
+    def about(self) -> dict[str, str]:
+        """Held-out rows, in words: figures on others would not go on from those there are."""
+        return {name: said for kind, held in self.held.items() for name, said in of_rows(held, f"{kind} ").items()}
+
+    def watched(self, monitor: str) -> str:
+        """What an earlier process watched, unless something else is asked for now."""
+        return self._monitor or monitor
+
     def resume(self, monitor: str) -> None:
-        """Go on with what an earlier process watched, unless something else is asked for now."""
-        self._monitor = self._monitor or monitor
+        self._monitor = self.watched(monitor)
 
     def judge(self, row: Row) -> Row:
         """`row` with the model's figures added."""

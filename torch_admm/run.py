@@ -12,7 +12,7 @@ from typing import Any, final
 
 import torch
 
-from .checkpoint import Checkpoints, Span
+from .checkpoint import Checkpoints, Span, of_another_run
 from .comm import AbstractComm
 from .data import AbstractRows
 from .errors import CheckpointError
@@ -20,6 +20,7 @@ from .judge import Judge
 from .method import AbstractMethod
 from .problem import Weights
 from .record import AbstractSink, Clock, Row
+from .state import check_part
 from .stop import AbstractStop, Outcome, is_better
 
 __all__ = ["Run", "conditions"]
@@ -59,7 +60,8 @@ class Run:
                 stack.callback(sink.close)
             for row in self.history:
                 self.tell(row)
-            interrupted = stack.enter_context(_interrupts(self.comm))
+            deferred = self.comm.size > 1 or self.checkpoints is not None
+            interrupted: list[int] = stack.enter_context(_interrupts()) if deferred else []
             try:
                 return self.sweeps(max_sweeps, interrupted) if outcome is None else (outcome, str(outcome))
             except KeyboardInterrupt:
@@ -133,13 +135,22 @@ class Run:
         more = {"seconds": self.clock.seconds, "monitor": self.judge.monitor, "method": state}
         self.checkpoints.save(self.sweep, shared | more, by_row, self.span)
 
+    def fits(self, state: dict[str, Any]) -> None:
+        """Is it a state of this run, as far as one rank can tell by itself? Nothing changes.
+
+        A method of the user's own may have no `check_state`; what it does not take is noticed by `resume`.
+        """
+        monitor, now = state["monitor"], self.judge.watched(state["monitor"])
+        if now != monitor:
+            raise CheckpointError(of_another_run("monitor", monitor, now))
+        check_part(state["best_weights"], self.judge.problem.read(), "best_weights")
+        check = getattr(self.method, "check_state", None)
+        if check is not None:
+            check(state["method"])
+
     def resume(self, state: dict[str, Any]) -> None:
         """Go on from what `save` wrote, on any number of ranks."""
-        monitor = state["monitor"]
-        self.judge.resume(monitor)
-        if self.judge.monitor != monitor:
-            said = f"its monitor is {monitor!r}, here it is {self.judge.monitor!r}"
-            raise CheckpointError(f"the checkpoint of sweep {state['sweep']} is of another run: {said}")
+        self.judge.resume(state["monitor"])
         self.method.load_state_dict(state["method"])
         self.judge.problem.write(self.method.weights())
         self.clock = Clock(state["seconds"])
@@ -167,8 +178,8 @@ def conditions(device: torch.device, comm: AbstractComm) -> Iterator[None]:
 
 
 @contextmanager
-def _interrupts(comm: AbstractComm) -> Iterator[list[int]]:
-    """With several ranks, Ctrl-C is kept until all can hear of it; a second one is for the impatient."""
+def _interrupts() -> Iterator[list[int]]:
+    """Ctrl-C is kept until all ranks can hear of it, and the state be saved; a second one is for the impatient."""
     seen: list[int] = []
 
     def note(number: int, frame: Any) -> None:
@@ -176,7 +187,7 @@ def _interrupts(comm: AbstractComm) -> Iterator[list[int]]:
         if len(seen) > 1:
             raise KeyboardInterrupt
 
-    if comm.size == 1 or threading.current_thread() is not threading.main_thread():
+    if threading.current_thread() is not threading.main_thread():
         yield seen
         return
     before = signal.signal(signal.SIGINT, note)

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-__all__ = ["Parts", "check", "copies", "copy_back"]
+__all__ = ["Parts", "check", "check_number", "check_part", "copies", "copy_back"]
 
 Parts = Mapping[str, Mapping[int, Tensor]]  # by name and layer
 
@@ -23,11 +23,34 @@ def check(state: Mapping[str, Any], parts: Parts, others: Iterable[str], method:
         if name not in state:
             raise ValueError(f"state has no {name!r}; one that {method}.state_dict() gave is expected")
     for name, part in parts.items():
-        for l, tensor in part.items():
-            theirs = state[name].get(l)
-            if theirs is None or theirs.shape != tensor.shape:
-                came = "nothing" if theirs is None else tuple(theirs.shape)
-                raise ValueError(f"state: {name}[{l}] is {came}; {tuple(tensor.shape)} is expected")
+        check_part(state[name], part, name)
+
+
+def check_part(theirs: Any, part: Mapping[Any, Tensor], name: str) -> None:
+    """Tensors of the same shapes, under the same keys."""
+    if not isinstance(theirs, Mapping):
+        raise ValueError(f"state: {name} is {_shown(theirs)}; tensors by layer are expected")
+    for l, tensor in part.items():
+        came = theirs.get(l)
+        if not isinstance(came, Tensor) or came.shape != tensor.shape:
+            raise ValueError(f"state: {name}[{l}] is {_shown(came)}; {tuple(tensor.shape)} is expected")
+
+
+def check_number(state: Mapping[str, Any], name: str, like: float) -> None:
+    """A counter, which is never below zero, or truth, or any number, as `like` is."""
+    came = state[name]
+    kinds, expected = {
+        bool: ((bool,), "True or False"),
+        int: ((int,), "a whole number of at least 0"),
+        float: ((int, float), "a number"),
+    }[type(like)]
+    if type(came) not in kinds or (type(like) is int and came < 0):
+        raise ValueError(f"state: {name} is {_shown(came)}; {expected} is expected")
+
+
+def _shown(value: Any) -> str:
+    """What came in the place of something else."""
+    return "nothing" if value is None else str(tuple(value.shape)) if isinstance(value, Tensor) else repr(value)[:80]
 
 
 def copy_back(parts: Parts, state: Mapping[str, Any]) -> None:
