@@ -13,6 +13,9 @@ from torch import Tensor, nn
 from tests.helpers import blobs, net
 from torch_admm import AnchoredADMM, BregmanADMM, Outcome, fit
 from torch_admm.errors import CheckpointError
+from torch_admm.identity import settings_of
+
+from .test_forged import Own
 
 
 def run(folder: Path, sweeps: int = 2, **changes: Any) -> Any:
@@ -81,6 +84,10 @@ OTHERS: dict[str, tuple[str, dict[str, Any]]] = {
     "deterministic": ("deterministic was False when it was saved, and is True", {"deterministic": True}),
     "monitor": ("monitor was train_accuracy when it was saved, and is loss", {"monitor": "loss"}),
     "batch size": ("batch_size was None when it was saved, and is 16", {"batch_size": 16}),
+    "test rows": (
+        "number of test rows was not set when it was saved, and is 30",
+        {"evaluate": blobs(30), "monitor": "train_accuracy"},
+    ),
     "seed": ("seed was 0 when it was saved, and is 1", {"seed": 1}),
 }
 
@@ -105,3 +112,54 @@ def test_checkpoints_that_are_there_are_not_written_over(tmp_path: Path) -> None
 def test_nothing_to_go_on_from(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="has no checkpoint to go on from"):
         run(tmp_path, resume=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "kept", "other"),
+    [
+        ("number of test rows was 30 when it was saved, and is 29", {"evaluate": blobs(30)}, {"evaluate": blobs(29)}),
+        ("test data was [0-9a-f]{8} .* and is", {"evaluate": blobs(60)}, {"evaluate": _changed(37)}),
+        ("test data was [0-9a-f]{8} .* and is", {"evaluate": blobs(60)}, {"evaluate": _changed(60)}),
+        ("number of test rows was 60 .* not set", {"evaluate": blobs(60), "monitor": "loss"}, {"monitor": "loss"}),
+        ("number of rows was 48 .* and is 60", {"validation": 0.2}, {"validation": None}),
+    ],
+)
+def test_figures_on_other_held_out_rows_do_not_follow(name: str, kept: Any, other: Any, tmp_path: Path) -> None:
+    run(tmp_path, **kept)
+    with pytest.raises(CheckpointError, match=f"sweep-00000002 is of another run: {name}"):
+        run(tmp_path, 3, **other)
+    assert len(run(tmp_path, 3, **kept).history) == 4
+
+
+def _accuracy(model: nn.Module) -> dict[str, float]:
+    return {"mine": 0.5}
+
+
+def test_another_function_may_go_on_measuring(tmp_path: Path) -> None:
+    run(tmp_path, evaluate=_accuracy)
+    assert run(tmp_path, 3, evaluate=lambda model: {"mine": 0.25}).history[-1]["mine"] == 0.25
+
+
+@pytest.mark.parametrize(
+    ("before", "now"), [({"gamma": 1}, {"gamma": 1.0}), ({"gamma": 1, "beta": [2, 2.0]}, {"gamma": [1.0], "beta": 2})]
+)
+def test_the_same_penalties_in_other_words(before: Any, now: Any, tmp_path: Path) -> None:
+    for method in (BregmanADMM("logistic", **before), BregmanADMM("logistic", **now)):
+        run(tmp_path, method=method)
+    with pytest.raises(CheckpointError, match=r"BregmanADMM.gamma was .* when it was saved, and is 2\.0 now"):
+        run(tmp_path, method=BregmanADMM("logistic", gamma=2, **{"beta": now["beta"]} if "beta" in now else {}))
+
+
+class Optioned(Own):
+    def __init__(self, loss: str, options: dict[str, Any]) -> None:
+        super().__init__(loss)
+        self.options = options
+
+
+def test_settings_in_a_dict_are_compared_by_content() -> None:
+    one, same, other = (
+        settings_of(Optioned("logistic", options))["Optioned.options"]
+        for options in ({"a": 1, "b": [2]}, {"b": [2], "a": 1}, {"a": 1, "b": [3]})
+    )
+    assert one == same == "{a: 1, b: [2]}"
+    assert one != other
