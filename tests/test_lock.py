@@ -132,6 +132,18 @@ def test_a_file_that_its_holder_removed_meanwhile_is_made_anew(tmp_path: Path, m
             pass
 
 
+def test_a_run_that_cannot_begin_holds_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stuck(path: Path) -> None:
+        raise OSError(errno.EBUSY, os.strerror(errno.EBUSY))
+
+    (tmp_path / "sweep-00000007.part").mkdir()
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint, "_remove", stuck)
+        with pytest.raises(CheckpointError, match=f"cannot write checkpoints to {tmp_path}: Device or resource busy"):
+            run(tmp_path)
+    run(tmp_path)
+
+
 def _refused(ranks: Any, folder: Path) -> str:
     with pytest.raises(ValueError) as caught:
         run(folder)

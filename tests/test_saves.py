@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 from collections.abc import Sequence
@@ -14,9 +15,11 @@ import torch
 from tests.helpers import blobs, net
 from torch_admm import AbstractSink, AbstractStop, BregmanADMM, Outcome, Target, fit
 from torch_admm.checkpoint import Checkpoints
+from torch_admm.problem import Weights
 from torch_admm.record import Row
 
 from .ranks import in_group, on_ranks
+from .test_forged import Own
 
 
 def run(folder: Path, sweeps: int, **changes: Any) -> Any:
@@ -114,6 +117,17 @@ def test_the_second_ctrl_c_ends_the_run_at_once(saves: list[int], tmp_path: Path
     ended = run(tmp_path, 1000, sinks=Told(2, times=2), checkpoint_every=1000)
     assert (ended.outcome, len(ended.history), saves) == (Outcome.INTERRUPTED, 3, [])
     assert signal.getsignal(signal.SIGINT) is before
+
+
+class Broken(Own):
+    def weights(self) -> Weights:
+        return {l: W * math.nan for l, W in self.problem.read().items()}
+
+
+def test_a_warning_points_at_who_called_fit() -> None:
+    with pytest.warns(RuntimeWarning, match="a weight became NaN") as caught:
+        fit(net(4, 6, 1), blobs(60), Broken("logistic"), max_sweeps=2, sinks=())
+    assert [warning.filename for warning in caught] == [__file__]
 
 
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="open files have no names here")

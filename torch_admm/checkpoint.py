@@ -2,11 +2,12 @@
 
     FOLDER/sweep-00000040/shared         what all ranks have in common: weights, momentum, moments, history, counters
     FOLDER/sweep-00000040/rows-0-20827   state that belongs to rows, of the rank that had these
+    FOLDER/in-use                        while a run has the folder: locked, with the process that holds it
 
 A checkpoint is written under another name, which it loses when all of it is on the disk: it is whole or not there. Its
 files have a token in common, so that one of another checkpoint is noticed. State that belongs to rows is stored with
-their numbers, so that any number of ranks can take it up. All ranks must see the same folder; it is for one run. What
-has other names is left alone.
+their numbers, so that any number of ranks can take it up. All ranks must see the same folder; it is for one run at a
+time. What has other names is left alone.
 """
 
 from __future__ import annotations
@@ -74,15 +75,22 @@ class Checkpoints:
 
     def __enter__(self) -> Checkpoints:
         """Keep other runs out; then, and not before, what an interrupted save left there is removed."""
-        with self._together():
-            if self.comm.rank == 0:
-                self._lock = Lock(self.folder)
-                for left in list(self.folder.iterdir()):
-                    if NAME_ASIDE.fullmatch(left.name):
-                        _remove(left)
+        try:
+            with self._together():
+                if self.comm.rank == 0:
+                    self._lock = Lock(self.folder)
+                    for left in list(self.folder.iterdir()):
+                        if NAME_ASIDE.fullmatch(left.name):
+                            _remove(left)
+        except BaseException:
+            self._release()
+            raise
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._release()
+
+    def _release(self) -> None:
         if self._lock is not None:
             self._lock.release()
 

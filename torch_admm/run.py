@@ -75,7 +75,7 @@ class Run:
             layer, stopped = self.comm.largest(broken, len(interrupted))  # all ranks end together
             if layer:
                 message = f"{Outcome.NON_FINITE}: layer {layer}, sweep {self.sweep}"
-                warnings.warn(f"{message}; the model is left at its best finite weights", RuntimeWarning, stacklevel=5)
+                warnings.warn(f"{message}; the model is left at its best finite weights", RuntimeWarning, stacklevel=4)
                 return Outcome.NON_FINITE, message
             self.last_weights = dict(W)
             self.judge.problem.write(W)
@@ -150,8 +150,8 @@ class Run:
 
     def resume(self, state: dict[str, Any]) -> None:
         """Go on from what `save` wrote, on any number of ranks."""
+        self.method.load_state_dict(state["method"])  # first: it may not take the state up
         self.judge.resume(state["monitor"])
-        self.method.load_state_dict(state["method"])
         self.judge.problem.write(self.method.weights())
         self.clock = Clock(state["seconds"])
         for name in STORED:

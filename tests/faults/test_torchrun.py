@@ -36,7 +36,8 @@ with comm.start() as ranks:
     result = fit(model, blobs(97, 4), method, max_sweeps=5, sinks=(), **more)
     if ranks.rank == 0:
         restarts = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0))
-        found = dict(restarts=restarts, sweeps=len(result.history), weights=[p.tolist() for p in model.parameters()])
+        found = dict(restarts=restarts, steps=len(steps), sweeps=len(result.history))
+        found["weights"] = [p.tolist() for p in model.parameters()]
         with open(sys.argv[1] + ".json", "w") as file:
             json.dump(found, file)
 """
@@ -56,6 +57,7 @@ def test_a_killed_rank_is_started_again_and_goes_on(method: str, rank: str, tmp_
     first, second = (json.loads((tmp_path / f"{name}.json").read_text()) for name in "ab")
     assert first.pop("restarts") == 1
     assert second.pop("restarts") == 1  # as the environment said
+    assert (first.pop("steps"), second.pop("steps")) == (2, 5)  # three sweeps were saved
     assert first == second
     assert first["sweeps"] == 6
 
