@@ -19,7 +19,7 @@ from torch_admm.comm import Solo
 from torch_admm.errors import CheckpointError
 
 from .helpers import same
-from .ranks import on_ranks
+from .ranks import in_group, on_ranks
 
 SPAN = Span(0, 5, 5)
 ABOUT = {"model": "4-8-1", "seed": "0"}
@@ -280,6 +280,20 @@ def test_one_by_a_later_version_is_refused_not_aged_out(tmp_path: Path, monkeypa
         _save(saved, 2)
     with pytest.raises(CheckpointError, match=r"sweep-00000002 is of another torch_admm: .*version 2 of the format"):
         _checkpoints(tmp_path).load(SPAN)
+
+
+def _apart(ranks: Any, folder: Path) -> str:
+    with pytest.raises(ValueError) as caught:
+        _save(Checkpoints(folder / str(ranks.rank), ranks, ABOUT), 1)
+    return str(caught.value)
+
+
+def test_ranks_that_see_different_folders_are_told(tmp_path: Path) -> None:
+    for name in ("0", "1"):
+        (tmp_path / name).mkdir()
+    said = f"{tmp_path}/1 on this rank is not the folder that rank 0 sees; all ranks need one shared folder"
+    assert on_ranks(2, in_group, _apart, tmp_path) == [f"rank 1: {said}", said]
+    assert not list((tmp_path / "0").iterdir())
 
 
 def test_every_name_of_a_run_must_be_there(tmp_path: Path) -> None:

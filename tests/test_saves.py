@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import signal
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -104,6 +104,15 @@ def test_bytes_are_counted_from_where_they_were(tmp_path: Path) -> None:
     assert straight[0] == sorted(set(straight[0]))
 
 
+@pytest.fixture
+def _usual_ctrl_c() -> Iterator[None]:
+    """Tests that run in the background of a shell have it ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("_usual_ctrl_c")
 def test_ctrl_c_is_kept_until_the_state_is_saved(saves: list[int], tmp_path: Path) -> None:
     ended = run(tmp_path, 1000, sinks=Told(2, times=1), checkpoint_every=1000)
     assert (ended.outcome, [row["sweep"] for row in ended.history]) == (Outcome.INTERRUPTED, [0, 1, 2, 3])
@@ -112,11 +121,17 @@ def test_ctrl_c_is_kept_until_the_state_is_saved(saves: list[int], tmp_path: Pat
     assert all(torch.equal(a, b) for a, b in zip(straight.model.parameters(), parts.model.parameters(), strict=True))
 
 
+@pytest.mark.usefixtures("_usual_ctrl_c")
+def test_ctrl_c_that_is_ignored_stays_so(saves: list[int], tmp_path: Path) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    assert run(tmp_path, 4, sinks=Told(2, times=2)).outcome is Outcome.MAX_SWEEPS
+
+
+@pytest.mark.usefixtures("_usual_ctrl_c")
 def test_the_second_ctrl_c_ends_the_run_at_once(saves: list[int], tmp_path: Path) -> None:
-    before = signal.getsignal(signal.SIGINT)
     ended = run(tmp_path, 1000, sinks=Told(2, times=2), checkpoint_every=1000)
     assert (ended.outcome, len(ended.history), saves) == (Outcome.INTERRUPTED, 3, [])
-    assert signal.getsignal(signal.SIGINT) is before
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 class Broken(Own):

@@ -60,14 +60,18 @@ class Run:
                 stack.callback(sink.close)
             for row in self.history:
                 self.tell(row)
-            deferred = self.comm.size > 1 or self.checkpoints is not None
-            interrupted: list[int] = stack.enter_context(_interrupts()) if deferred else []
+            interrupted: list[int] = stack.enter_context(_interrupts()) if self.defers() else []
             try:
                 return self.sweeps(max_sweeps, interrupted) if outcome is None else (outcome, str(outcome))
             except KeyboardInterrupt:
                 if self.comm.size > 1:
                     raise
                 return Outcome.INTERRUPTED, str(Outcome.INTERRUPTED)
+
+    def defers(self) -> bool:
+        """Is Ctrl-C to wait for the end of a sweep? One process leaves alone who ignores it, or has other plans."""
+        usual = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        return self.comm.size > 1 or (self.checkpoints is not None and usual)
 
     def sweeps(self, max_sweeps: int, interrupted: list[int]) -> tuple[Outcome, str]:
         while self.sweep < max_sweeps:
