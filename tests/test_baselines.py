@@ -292,3 +292,16 @@ def test_several_ranks_take_the_same_steps_as_one() -> None:
         for name, weights in alone.items():
             assert rank[name] == pytest.approx(weights, rel=1e-6, abs=1e-8), name
             assert rank[name] == ranks[0][name], name
+
+
+@pytest.mark.parametrize("kind", [SGD, Adam, LBFGS, CG])
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_weights_may_lie_anyhow_in_memory(kind: Callable[..., AbstractMethod], deterministic: bool) -> None:
+    models = net(4, 8, 3), net(4, 8, 3)
+    turned = models[1][0]
+    turned.weight = nn.Parameter(turned.weight.detach().T.contiguous().T)
+    for model in models:
+        fit(model, (X, Y), kind("cross_entropy"), max_sweeps=3, sinks=(), deterministic=deterministic)
+    for usual, other in zip(*(model.parameters() for model in models), strict=True):
+        assert torch.equal(usual, other)
+    assert not turned.weight.is_contiguous()

@@ -101,6 +101,18 @@ def test_several_tensors_cross_at_once(size: int, rows: int) -> None:
             assert torch.equal(got, wanted)
 
 
+def _from_first(ranks: AbstractComm) -> tuple[list[Any], str]:
+    values = _mine(ranks.rank, 15).view(5, 3)
+    values = values if ranks.rank else values.T.contiguous().T
+    found = ranks.from_first_(values)
+    assert found is values
+    return found.tolist(), _way(ranks)
+
+
+def test_what_comes_from_the_first_may_lie_anyhow() -> None:
+    assert on_ranks(3, in_group, _from_first) == [(_mine(0, 15).view(5, 3).tolist(), "memory")] * 3
+
+
 def _standing(ranks: AbstractComm, rows: int) -> list[list[Any]]:
     """Sums of what was written where it crosses from, with others between them."""
     parts = _parts(ranks.rank, rows)

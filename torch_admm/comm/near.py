@@ -97,8 +97,8 @@ class Near:
         return self._start("maximum", [flat], flat.dtype, combine, values)
 
     def from_first(self, values: Tensor) -> Pending[Tensor]:
-        flat = values.view(-1)
-        return self._start("broadcast", [flat], flat.dtype, lambda slots: _copy(slots.values[0], flat), values)
+        """However they lie in memory: it need not be alike on all ranks."""
+        return self._start("broadcast", [values], values.dtype, lambda slots: _copy(slots.parts[0][0], values), values)
 
     def gather(self, values: Tensor, came: Tensor) -> Pending[Tensor]:
         flat, lines = values.view(-1), came.view(self.size, -1)

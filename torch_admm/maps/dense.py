@@ -38,7 +38,7 @@ class Dense(AbstractLinearMap):
 
     def read(self) -> Tensor:
         weight = self.module.weight.detach()
-        return torch.cat([weight, self.module.bias.detach().unsqueeze(1)], 1) if self.bias else weight.clone()
+        return torch.cat([weight, self.module.bias.detach().unsqueeze(1)], 1) if self.bias else _packed(weight)
 
     @torch.no_grad()
     def write(self, W: Tensor) -> None:
