@@ -299,6 +299,7 @@ def test_several_ranks_take_the_same_steps_as_one() -> None:
 def test_weights_may_lie_anyhow_in_memory(kind: Callable[..., AbstractMethod], deterministic: bool) -> None:
     models = net(4, 8, 3), net(4, 8, 3)
     turned = models[1][0]
+    assert isinstance(turned, nn.Linear)
     turned.weight = nn.Parameter(turned.weight.detach().T.contiguous().T)
     for model in models:
         fit(model, (X, Y), kind("cross_entropy"), max_sweeps=3, sinks=(), deterministic=deterministic)

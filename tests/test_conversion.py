@@ -235,12 +235,14 @@ def test_a_users_own_activation_and_map() -> None:
 def test_weights_are_read_row_by_row(bias: bool) -> None:
     """However the module has them: what crosses to other ranks lies in one piece."""
     model = net(4, 3, 1, bias=bias)
-    model[0].weight = nn.Parameter(model[0].weight.detach().T.contiguous().T)
+    first = model[0]
+    assert isinstance(first, nn.Linear)
+    first.weight = nn.Parameter(first.weight.detach().T.contiguous().T)
     W = from_module(model, "squared").read()[1]
     assert W.is_contiguous()
-    assert torch.equal(W[:, :4], model[0].weight)
+    assert torch.equal(W[:, :4], first.weight)
     W.zero_()
-    assert model[0].weight.any()
+    assert first.weight.any()
 
 
 def test_unregistered_again() -> None:

@@ -19,7 +19,7 @@ from .comm import Order
 from .comm.base import GATHERED
 from .damping import Damping
 from .data import AbstractRows, Ahead
-from .data.shards import Shards
+from .data.shards import SHARDS, Shards
 from .feed import Chunk
 from .guard import Guard
 from .leaves import Leaves, together
@@ -36,6 +36,7 @@ from .walk import Walk
 __all__ = ["AnchoredADMM"]
 
 EARLY = (1, 12)  # batches at which moments are refreshed too, while they know little
+ONE_BATCH = 2  # chunks up to which a little sweep takes all rows at once; beyond, memory is slower than more calls
 SMALL_NET = 16_384  # weights up to which mini-batches may be twice as large
 
 COUNTERS = ("steps", "epoch", "shorter", "rollbacks")
@@ -73,7 +74,10 @@ class AnchoredADMM(AbstractMethod):
     mean: Weights
     guard: Guard
     scaling: Scaling | None
-    split: Shards | None = None  # of the rows of mini-batches; None if they are somebody else's, or there are none
+    _kept: tuple[Tensor, Tensor, Sequence[int]] | None  # all rows, if that takes next to no memory
+    split: Shards | None = (
+        None  # of the rows of batches; None if they are somebody else's, or pieces are summed instead
+    )
 
     def __init__(
         self,
@@ -136,7 +140,8 @@ class AnchoredADMM(AbstractMethod):
     def init(self, problem: Problem, rows: AbstractRows, *, batch_size: int | None = None, seed: int = 0) -> None:
         """Start from the model's own weights."""
         self.rows, self.seed, self.size = rows, seed, self._step_rows(problem, rows, batch_size)
-        self.split = None if self._by_pieces(rows) else rows.split
+        in_batches = self.size < rows.total or _is_one_batch(problem, rows, self.size)
+        self.split = rows.split if in_batches and not self.comm.deterministic else None
         if self.split is not None and len(rows.split.here) == rows.split.number:  # nobody else has any
             self.split = replace(rows.split, together=together(self.size))
         self._start(problem)
@@ -144,14 +149,21 @@ class AnchoredADMM(AbstractMethod):
 
     def is_little(self, problem: Problem, rows: AbstractRows, batch_size: int | None) -> bool:
         """See `precision`."""
-        size = self._step_rows(problem, rows, batch_size)
-        return rows.total <= size <= LITTLE_SWEEP // problem.size
+        return _is_little(problem, rows, self._step_rows(problem, rows, batch_size))
 
     def part(self, problem: Problem, rows: AbstractRows, batch_size: int | None) -> AbstractRows:
-        """Leaves of mini-batches are not torn apart, unless `deterministic` asks for shards, or ranks are too many."""
+        """Leaves of batches are not torn apart, unless `deterministic` asks for shards, or ranks are too many.
+
+        Nor are shards of little sweeps that are too long to be one batch: some are summed as one.
+        """
         size, comm = self._step_rows(problem, rows, batch_size), self.comm
-        by_shard = size >= rows.total or comm.deterministic or comm.size > GATHERED
-        return rows.part(comm.rank, comm.size, 1 if by_shard else together(size))
+        by_shard = comm.deterministic or comm.size > GATHERED
+        if by_shard or size < rows.total or _is_one_batch(problem, rows, size):
+            return rows.part(comm.rank, comm.size, 1 if by_shard else together(size))
+        merged = SHARDS // GATHERED if _is_little(problem, rows, size) else 1
+        mine = rows.part(comm.rank, comm.size, merged)
+        mine.merged = merged
+        return mine
 
     def _step_rows(self, problem: Problem, rows: AbstractRows, batch_size: int | None) -> int:
         size = rows.batch_size if batch_size is None else batch_size
@@ -161,10 +173,12 @@ class AnchoredADMM(AbstractMethod):
     def step(self) -> None:
         """One epoch of mini-batches, or one sweep over all rows."""
         comm, rows = self.comm, self.rows
-        if self.size >= rows.total:
+        if self.size >= rows.total and self.split is not None:
+            self.sweep_batch(*self._all_rows(), self.size, of_all=True)
+        elif self.size >= rows.total:
             pieces = (feed.chunks(piece, self.chunk, comm) for piece in comm.pieces(rows))
             self.sweep(pieces, rows.total, comm.order(rows), torch.float64)
-        elif self._by_pieces(rows):
+        elif self.split is None:
             for x, y, counts in self._batches():
                 mine = [counts[i] for i in rows.split.here]
                 self.sweep(feed.shards(x, y, mine, self.size if self.looks() else None), self.size, comm.order(rows))
@@ -194,15 +208,22 @@ class AnchoredADMM(AbstractMethod):
             self._move(R, rows)
 
     def sweep_batch(
-        self, x: Tensor, y: Tensor, counts: Sequence[int], rows: int, meanwhile: Callable[[], None] = lambda: None
+        self,
+        x: Tensor,
+        y: Tensor,
+        counts: Sequence[int],
+        rows: int,
+        meanwhile: Callable[[], None] = lambda: None,
+        *,
+        of_all: bool = False,
     ) -> None:
         """The same from what is here of a mini-batch, of which `counts` has how many rows it has of each shard.
 
-        While sums cross, something else can be done `meanwhile`.
+        While sums cross, something else can be done `meanwhile`. A batch `of_all` rows is looked at as a whole.
         """
         look, leaves = self._begin(), self.leaves
-        x, y = leaves.begin(x, y, counts)
-        some = leaves.looked_at(counts, rows, x.device) if look else None
+        x, y = (x, y) if of_all else leaves.begin(x, y, counts)
+        some = self._looked(counts, rows, of_all) if look else None
         if len(x):
             self._walk(x, y, rows, some, leaves.cross)
         else:
@@ -213,15 +234,27 @@ class AnchoredADMM(AbstractMethod):
         R = dict(zip(self.W, leaves.wait(), strict=True))
 
         def of_first() -> Tensor:
-            chunks = [Chunk(x, y, some)] if some is not None and len(x) else []
+            chunks = [Chunk(x, y, some)] if some is not None and len(x) and not of_all else []  # of all it is known
             return leaves.totals([self._first_losses(chunks, len(leaves.spans.counts))])[0]
 
-        if some is None or self._refresh(R, leaves.totals(self._seen(len(leaves.spans.counts))), of_first):
+        seen = [] if some is None else leaves.totals(self._seen(len(leaves.spans.counts)))
+        if some is None or self._refresh(R, seen, of_first, of_all=of_all):
             self._move(R, rows)
 
-    def _by_pieces(self, rows: AbstractRows) -> bool:
-        """Are steps over all rows, or over shards by themselves?"""
-        return self.size >= rows.total or self.comm.deterministic
+    def _looked(self, counts: Sequence[int], rows: int, of_all: bool) -> Looked:
+        spans = self.leaves.spans
+        return Looked(None, spans) if of_all else self.leaves.looked_at(counts, rows, self.problem.device)
+
+    def _all_rows(self) -> tuple[Tensor, Tensor, Sequence[int]]:
+        """Those here, as they should lie, and how many there are of each shard, of all ranks."""
+        if self._kept is not None:
+            return self._kept
+        rows, everywhere = self.rows, range(self.rows.split.number)
+        counts = [shard.stop - shard.start for shard in replace(rows.split, here=everywhere).local()]
+        _, x, y = next(rows.chunks(max(1, rows.count)), (None, rows.like, rows.like))
+        found = *self.leaves.begin(x, y, counts), counts
+        self._kept = found if rows.resident else None
+        return found
 
     def _begin(self) -> bool:
         """Is this a step that looks at moments?"""
@@ -372,7 +405,7 @@ class AnchoredADMM(AbstractMethod):
         self.scaling = None
         self.damping = Damping(self.W, self.rho, self.rho_residual)
         self.walk, self.prox = Walk(problem, self.W, self.beta, self.gamma), self.loss.prepared(self.beta, self.W[1])
-        self.leaves = Leaves(problem, self.W, self.comm, self.split)
+        self.leaves, self._kept = Leaves(problem, self.W, self.comm, self.split), None
         self.chunk = feed.chunk_rows(problem)
         self.voice, self.guard = Voice(problem, self.amplify), Guard(self.W, self.mean)
 
@@ -448,3 +481,13 @@ class AnchoredADMM(AbstractMethod):
         self.shorter *= 0.5
         self.rollbacks += 1
         self.steps += 1
+
+
+def _is_little(problem: Problem, rows: AbstractRows, size: int) -> bool:
+    """Is a sweep over all rows, in steps of so many, a short one?"""
+    return rows.total <= size <= LITTLE_SWEEP // problem.size
+
+
+def _is_one_batch(problem: Problem, rows: AbstractRows, size: int) -> bool:
+    """Is it so short that what is made of its rows about stays in the cache? Then they are taken as a mini-batch."""
+    return _is_little(problem, rows, size) and rows.total <= ONE_BATCH * feed.chunk_rows(problem)

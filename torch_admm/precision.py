@@ -1,9 +1,8 @@
-"""Little problems in double precision: it costs next to nothing there, and leaves no rounding for ranks to differ in.
+"""Little problems in double precision, as it costs next to nothing there.
 
-How rows are grouped, and so the number of ranks, decides how their sums round. Of a float32 run that is seen in the
-last bits of the first weights, and training makes more of it from step to step; of AnchoredADMM's in float64 nothing is
-seen in float32 weights. What is not little, or has no more digits to hide it in as the model is float64 itself, has its
-sums over all rows made shard by shard, however few they are; so has BregmanADMM, whose Grams may be of low rank.
+How rows are grouped decides how their sums round, and training makes more of that from step to step, in float64 too. So
+sums over all rows are made by shards, or by a few of them together, however few the rows are: any number of ranks
+groups them alike.
 """
 
 from __future__ import annotations
@@ -38,13 +37,14 @@ def suited(problem: Problem, rows: AbstractRows, little: bool) -> tuple[Problem,
 
 @final
 class _InDouble(AbstractRows):
-    """Rows of any kind, converted as they come; float32 weights do not show how sums over them round."""
+    """Rows of any kind, converted as they come."""
 
-    cut = False
+    cut = True
 
     def __init__(self, rows: AbstractRows) -> None:
         self.rows, self.count, self.first, self.split = rows, rows.count, rows.first, rows.split
-        self.like, self.batch_size = rows.like.double(), rows.batch_size
+        self.like, self.batch_size, self.merged = rows.like.double(), rows.batch_size, rows.merged
+        self.resident = rows.resident  # type: ignore[misc]
 
     def chunks(self, size: int) -> Iterator[Chunk]:
         for rows, x, y in self.rows.chunks(size):
