@@ -102,7 +102,7 @@ def weights(case: Case, seed: int, dtype: torch.dtype) -> Tensor:
         fit(model, data, method, max_sweeps=sweeps, seed=seed, restore_best=False, sinks=(), evaluate_every=99)
     finally:
         torch.set_num_threads(threads)
-    return nn.utils.parameters_to_vector(model.parameters()).detach().double()
+    return torch.cat([W.double().flatten() for W in method.weights().values()])  # of a little run, in double precision
 
 
 def apart(first: Tensor, second: Tensor) -> float:

@@ -5,15 +5,19 @@ from __future__ import annotations
 import abc
 from functools import reduce
 from typing import final
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 
 from .comm import AbstractComm
 from .data import AbstractRows, Chunk, Rows, take
+from .precision import LITTLE_SWEEP
 from .problem import Problem
 
 __all__ = ["AbstractTally", "tally_for"]
+
+ROWS_OF_ALL = WeakKeyDictionary[AbstractRows, tuple[Tensor, Tensor]]()  # by those here: they are judged again and again
 
 
 class AbstractTally(abc.ABC):
@@ -32,9 +36,37 @@ class AbstractTally(abc.ABC):
 
 
 def tally_for(problem: Problem, rows: AbstractRows, comm: AbstractComm) -> AbstractTally:
-    """Rows that are in memory anyway are scored at once; others by sums, where the metric is made of sums."""
-    kind = _Whole if rows.resident and comm.alone(rows) else STREAMED.get(problem.loss.metric, _Whole)
-    return kind(problem, rows, comm)
+    """How rows are grouped decides how their figures round, so that the number of ranks has no part in that.
+
+    Few rows that are in memory anyway are scored at once; others shard by shard, which they are cut into from now on.
+    """
+    if rows.resident and not comm.cuts(rows) and rows.total * problem.size <= LITTLE_SWEEP:
+        return _AtOnce(problem, rows, comm)
+    rows.cut = True
+    return STREAMED.get(problem.loss.metric, _Whole)(problem, rows, comm)
+
+
+@final
+class _AtOnce(AbstractTally):
+    """Every rank looks at all rows as one process would: it takes no longer than that, and they cross but once."""
+
+    def add(self, z: Tensor, chunk: Chunk, part: int) -> None:
+        self.z, self.x, self.y = z, chunk.x, chunk.y
+
+    def figures(self) -> tuple[float, float]:
+        if self.comm.size > 1:
+            x, y = self._rows_of_all()
+            z = self.problem.model(x)
+        else:
+            z, y = self.z if self.x.is_contiguous() else self.problem.model(self.x.contiguous()), self.y
+        return float(self.problem.loss(z, y).double().mean()), self.problem.loss.score(z, y)
+
+    def _rows_of_all(self) -> tuple[Tensor, Tensor]:
+        rows = self.rows
+        assert isinstance(rows, Rows), "others are not in memory"
+        if rows not in ROWS_OF_ALL:
+            ROWS_OF_ALL[rows] = self.comm.gather_rows(rows.x, rows), self.comm.gather_rows(rows.y, rows)
+        return ROWS_OF_ALL[rows]
 
 
 @final

@@ -147,7 +147,11 @@ def accuracy(predicted: Tensor, labels: Tensor) -> float:
 
 
 def r2(z: Tensor, y: Tensor) -> float:
-    """1 - residual / total sum of squares, mean over outputs; a constant column counts 1 if hit, else 0."""
+    """1 - residual / total sum of squares, mean over outputs; a constant column counts 1 if hit, else 0.
+
+    In float64: the best of many rows of a history would else be a matter of rounding.
+    """
+    z, y = z.double(), y.double()
     residual = (z - y).square().sum(0)
     total = (y - y.mean(0)).square().sum(0)
     constant = (residual == 0).to(z.dtype)
