@@ -75,9 +75,7 @@ class AnchoredADMM(AbstractMethod):
     guard: Guard
     scaling: Scaling | None
     _kept: tuple[Tensor, Tensor, Sequence[int]] | None  # all rows, if that takes next to no memory
-    split: Shards | None = (
-        None  # of the rows of batches; None if they are somebody else's, or pieces are summed instead
-    )
+    split: Shards | None = None  # of the rows of batches; None if they are somebody else's, or there are pieces instead
 
     def __init__(
         self,
@@ -242,8 +240,8 @@ class AnchoredADMM(AbstractMethod):
             self._move(R, rows)
 
     def _looked(self, counts: Sequence[int], rows: int, of_all: bool) -> Looked:
-        spans = self.leaves.spans
-        return Looked(None, spans) if of_all else self.leaves.looked_at(counts, rows, self.problem.device)
+        leaves = self.leaves
+        return Looked(None, leaves.spans) if of_all else leaves.looked_at(counts, rows, self.problem.device)
 
     def _all_rows(self) -> tuple[Tensor, Tensor, Sequence[int]]:
         """Those here, as they should lie, and how many there are of each shard, of all ranks."""
@@ -252,7 +250,7 @@ class AnchoredADMM(AbstractMethod):
         rows, everywhere = self.rows, range(self.rows.split.number)
         counts = [shard.stop - shard.start for shard in replace(rows.split, here=everywhere).local()]
         _, x, y = next(rows.chunks(max(1, rows.count)), (None, rows.like, rows.like))
-        found = *self.leaves.begin(x, y, counts), counts
+        found = *self.leaves.begin(x.contiguous(), y, counts), counts  # as copies of some are
         self._kept = found if rows.resident else None
         return found
 
