@@ -46,9 +46,7 @@ class AbstractGradientMethod(AbstractMethod):
     def init(self, problem: Problem, rows: AbstractRows, *, batch_size: int | None, seed: int) -> None:
         """Start from the model's own weights."""
         self.model = copy.deepcopy(problem.model).requires_grad_(True)
-        for (
-            p
-        ) in self.model.parameters():  # torch's fused steps take gradients to lie as they do; summed ones lie by rows
+        for p in self.model.parameters():  # summed gradients lie row by row, and fused steps take both to lie alike
             p.data = p.data.contiguous()
         self.problem = from_module(self.model, problem.loss)
         self.rows, self.seed, self.epoch, self.updates = rows, seed, 0, 0

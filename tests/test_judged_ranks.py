@@ -35,11 +35,12 @@ CASES: dict[str, tuple[Any, str, tuple[int, ...], int]] = {
 }
 
 
-def _run(name: str, dataset: bool, **more: Any) -> Any:
+def _run(name: str, dataset: bool, turned: bool = False, **more: Any) -> Any:
     """The history, as far as it is judged, why it ended, and the weights of its best row."""
     make, loss, widths, rows = CASES[name]
     model, method = net(*widths), make(loss)
     x, y = _data(loss, rows, widths[-1], widths[0])
+    x = x.T.contiguous().T if turned else x
     options: dict[str, Any] = {"max_sweeps": 30, "stop": Patience(3), "sinks": (), **more}
     result = fit(model, TensorDataset(x, y) if dataset else (x, y), method, evaluate=(x[:99], y[:99]), **options)
     history = [{k: v for k, v in row.items() if k not in NOT_JUDGED} for row in result.history]
@@ -53,6 +54,7 @@ def _runs(_: Any) -> dict[Any, Any]:
         found[name, "metric"] = _run(name, False, monitor=None)
         found[name, "train loss"] = _run(name, False, monitor="loss")
     found["regression", "validation"] = _run("regression", False, validation=0.2)
+    found["binary", "by columns"] = _run("binary", False, turned=True)
     for name in ("regression", "classes"):
         found[name, "not in memory"] = _run(name, True)
     return found
