@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
 
 from baselines import CG, LBFGS, SGD, Adam
-from torch_admm import AnchoredADMM, BregmanADMM, fit
+from torch_admm import AnchoredADMM, BregmanADMM, Patience, Target, fit
 
 from .helpers import blobs, net
 from .ranks import in_group, on_ranks
@@ -111,6 +112,11 @@ def _differ(ranks: Any) -> Any:
         {"state": {"W": {1: torch.ones(2)}, "a": {1: torch.zeros(ranks.rank)}} if one else None},
         {"method": BregmanADMM("hinge", gamma=3.0 if one else [10.0])},
         {"method": BregmanADMM(nn.HuberLoss(delta=2.0 if one else 1.0))},
+        {"evaluate": (data[0], 1 - data[1]) if one else data},
+        {"keep": 3 if one else 2},
+        {"stop": Target(0.9 if one else 0.8)},
+        {"stop": Patience(3) if one else ()},
+        {"data": DataLoader(TensorDataset(*data), 32, shuffle=one), "method": AnchoredADMM("hinge")},
     ]
     told = []
     for call in calls:
@@ -140,6 +146,11 @@ DIFFER = [
     r"ranks differ in state: none on rank 0, [0-9a-f]{8} \(CRC-32\) on rank 1",
     r"ranks differ in BregmanADMM\.gamma: \[10\.0\] on rank 0, 3\.0 on rank 1",
     r"ranks differ in huber\.delta: 1\.0 on rank 0, 2\.0 on rank 1",
+    r"ranks differ in test data: .* on rank 0, .* on rank 1",
+    "ranks differ in keep: 2 on rank 0, 3 on rank 1",
+    r"ranks differ in stop: \['Target\(value=0\.8, .*\)'\] on rank 0, \['Target\(value=0\.9, .*\)'\] on rank 1",
+    r"ranks differ in stop: \[\] on rank 0, \['Patience\(evaluations=3, key=None\)'\] on rank 1",
+    "ranks differ in batches are drawn: in order on rank 0, at random on rank 1",
 ]
 
 

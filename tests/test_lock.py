@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from tests.helpers import blobs, net
-from torch_admm import AbstractSink, AnchoredADMM, checkpoint, fit
+from torch_admm import AbstractSink, AnchoredADMM, checkpoint, fit, lock
 from torch_admm.checkpoint import Checkpoints
 from torch_admm.comm import Solo
 from torch_admm.errors import CheckpointError
@@ -91,7 +91,7 @@ def test_a_killed_run_leaves_nothing_locked(tmp_path: Path) -> None:
                 pass
             process.kill()
             process.wait()
-            assert (tmp_path / checkpoint.LOCK).exists()
+            assert (tmp_path / lock.LOCK).exists()
             with Checkpoints(tmp_path, Solo(), {}) as saved:
                 assert saved.there() == []
             assert not list(tmp_path.iterdir())
@@ -107,12 +107,12 @@ def test_where_there_are_no_locks_it_goes_on_without(
         raise OSError(code, "no locks here")
 
     if code is None:
-        monkeypatch.setattr(checkpoint, "fcntl", None)
+        monkeypatch.setattr(lock, "fcntl", None)
     else:
         monkeypatch.setattr(fcntl, "flock", no_locks)
     (tmp_path / "sweep-00000007.part").mkdir()
     run(tmp_path)
-    assert {path.name for path in tmp_path.iterdir()} - {checkpoint.LOCK} == {"sweep-00000001", "sweep-00000002"}
+    assert {path.name for path in tmp_path.iterdir()} - {lock.LOCK} == {"sweep-00000001", "sweep-00000002"}
 
 
 def test_a_file_that_its_holder_removed_meanwhile_is_made_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,7 +122,7 @@ def test_a_file_that_its_holder_removed_meanwhile_is_made_anew(tmp_path: Path, m
     def late(descriptor: int, kind: int) -> None:
         calls.append(kind)
         if len(calls) == 1:
-            (tmp_path / checkpoint.LOCK).unlink()
+            (tmp_path / lock.LOCK).unlink()
         flock(descriptor, kind)
 
     monkeypatch.setattr(fcntl, "flock", late)

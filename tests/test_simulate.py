@@ -11,6 +11,7 @@ from torch import nn
 from benchmarks.scaling import METHODS
 from benchmarks.simulate import CASES, STATUS_BYTES, Model, Network, Work, buffers, measured_network, scaled, validated
 from torch_admm import fit
+from torch_admm.precision import LITTLE_SWEEP
 
 from .helpers import blobs, net
 from .ranks import in_group, on_ranks
@@ -60,7 +61,8 @@ def test_says_what_ends_the_scaling() -> None:
 
 def _sent(ranks: Any, case: str, widths: list[int]) -> float:
     model: nn.Sequential = net(*widths)
-    history = fit(model, blobs(480, widths[0]), METHODS[case](), max_sweeps=3, sinks=()).history
+    rows = max(480, LITTLE_SWEEP // sum(p.numel() for p in model.parameters()) + 1)  # not a little sweep
+    history = fit(model, blobs(rows, widths[0]), METHODS[case](), max_sweeps=3, sinks=()).history
     return history[3]["bytes_sent"] - history[2]["bytes_sent"]
 
 

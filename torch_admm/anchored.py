@@ -10,23 +10,20 @@ from typing import Any, Literal, final
 import torch
 from torch import Tensor, nn
 
-from . import feed
-from . import state as states
+from . import anchored_state, feed
 from .activations import GOLDEN
 from .arguments import choice, fraction, non_negative, positive, positive_int
 from .bound import BoundADMM
 from .comm import Order
-from .comm.base import GATHERED
 from .damping import Damping
 from .data import AbstractRows, Ahead
-from .data.shards import SHARDS, Shards
+from .data.shards import Shards
 from .feed import Chunk
 from .guard import Guard
 from .leaves import Leaves, together
 from .losses import loss_of
 from .method import AbstractMethod
 from .motion import Motion
-from .precision import LITTLE_SWEEP
 from .problem import Problem, Weights, from_module
 from .scaling import Scaling, looked, measured
 from .spans import Looked
@@ -36,10 +33,8 @@ from .walk import Walk
 __all__ = ["AnchoredADMM"]
 
 EARLY = (1, 12)  # batches at which moments are refreshed too, while they know little
-ONE_BATCH = 2  # chunks up to which a little sweep takes all rows at once; beyond, memory is slower than more calls
 SMALL_NET = 16_384  # weights up to which mini-batches may be twice as large
 
-COUNTERS = ("steps", "epoch", "shorter", "rollbacks")
 RUN = ("comm", "problem", "rows", "split", "seed", "size")  # what a run is made of, beside its settings and its state
 
 Cross = Callable[[int, Tensor, Tensor], None]  # takes l, r_l and a_{l-1} into the sums R_l
@@ -138,7 +133,7 @@ class AnchoredADMM(AbstractMethod):
     def init(self, problem: Problem, rows: AbstractRows, *, batch_size: int | None = None, seed: int = 0) -> None:
         """Start from the model's own weights."""
         self.rows, self.seed, self.size = rows, seed, self._step_rows(problem, rows, batch_size)
-        in_batches = self.size < rows.total or _is_one_batch(problem, rows, self.size)
+        in_batches = self.size < rows.total or feed.is_one_batch(problem, rows, self.size)
         self.split = rows.split if in_batches and not self.comm.deterministic else None
         if self.split is not None and len(rows.split.here) == rows.split.number:  # nobody else has any
             self.split = replace(rows.split, together=together(self.size))
@@ -147,21 +142,11 @@ class AnchoredADMM(AbstractMethod):
 
     def is_little(self, problem: Problem, rows: AbstractRows, batch_size: int | None) -> bool:
         """See `precision`."""
-        return _is_little(problem, rows, self._step_rows(problem, rows, batch_size))
+        return feed.is_little(problem, rows, self._step_rows(problem, rows, batch_size))
 
     def part(self, problem: Problem, rows: AbstractRows, batch_size: int | None) -> AbstractRows:
-        """Leaves of batches are not torn apart, unless `deterministic` asks for shards, or ranks are too many.
-
-        Nor are shards of little sweeps that are too long to be one batch: some are summed as one.
-        """
-        size, comm = self._step_rows(problem, rows, batch_size), self.comm
-        by_shard = comm.deterministic or comm.size > GATHERED
-        if by_shard or size < rows.total or _is_one_batch(problem, rows, size):
-            return rows.part(comm.rank, comm.size, 1 if by_shard else together(size))
-        merged = SHARDS // GATHERED if _is_little(problem, rows, size) else 1
-        mine = rows.part(comm.rank, comm.size, merged)
-        mine.merged = merged
-        return mine
+        """See `feed`."""
+        return feed.part(problem, rows, self._step_rows(problem, rows, batch_size), self.comm)
 
     def _step_rows(self, problem: Problem, rows: AbstractRows, batch_size: int | None) -> int:
         size = rows.batch_size if batch_size is None else batch_size
@@ -339,42 +324,15 @@ class AnchoredADMM(AbstractMethod):
 
     def state_dict(self) -> dict[str, Any]:
         """Weights, momentum, average, moments, what a roll-back goes back to, and counters; copies."""
-        return {
-            **states.copies(self._parts()),
-            **self.damping.state_dict(),
-            "scaling": None if self.scaling is None else self.scaling.state_dict(),
-            **{name: getattr(owner, name) for owner, names in self._counters() for name in names},
-        }
+        return anchored_state.of(self)
+
+    def check_state(self, state: dict[str, Any]) -> None:
+        anchored_state.check(self, state)
 
     @torch.no_grad()
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Copy a state into this run; shapes must be those of this problem."""
-        self.check_state(state)
-        states.copy_back(self._parts(), state)
-        self.damping.load_state_dict(state)
-        kept = state["scaling"]
-        self.scaling = (
-            None if kept is None else Scaling(*(kept[k].to(self.W[1], copy=True) for k in ("shift", "scale")))
-        )
-        for owner, names in self._counters():
-            for name in names:
-                setattr(owner, name, state[name])
-
-    def check_state(self, state: dict[str, Any]) -> None:
-        """Could `load_state_dict` take it up? Nothing changes."""
-        others = ("inputs", "residuals", "scaling", *COUNTERS, *Guard.counters)
-        states.check(state, self._parts(), others, "AnchoredADMM")
-        for name in ("inputs", "residuals"):
-            states.check_part(state[name], {}, name)
-        self.damping.check(state)
-        for moment in (state[side][l] for side in ("inputs", "residuals") for l in self.W):
-            states.check_number(moment, "refreshes", 0)
-        if state["scaling"] is not None:
-            like = self.W[1].new_empty(self.problem.inputs)
-            states.check_part(state["scaling"], {"shift": like, "scale": like}, "scaling")
-        for owner, names in self._counters():
-            for name in names:
-                states.check_number(state, name, getattr(owner, name))
+        anchored_state.load(self, state)
 
     def __getstate__(self) -> dict[str, Any]:
         """For pickle, which would tear apart what lies in one block of memory: a run is what it can be made of."""
@@ -388,13 +346,6 @@ class AnchoredADMM(AbstractMethod):
         if state is not None:
             self._start(self.problem)
             self.load_state_dict(state)
-
-    def _counters(self) -> list[tuple[Any, tuple[str, ...]]]:
-        return [(self, COUNTERS), (self.guard, Guard.counters)]
-
-    def _parts(self) -> dict[str, Weights]:
-        mine = {"W": self.W, "V": self.V, "mean": self.mean, "norm": self.motion.first, "K": self.walk.K}
-        return {**mine, **self.guard.parts}
 
     def _start(self, problem: Problem) -> None:
         self.problem, self.dtype, self.motion = problem, problem.dtype, Motion(problem)
@@ -479,13 +430,3 @@ class AnchoredADMM(AbstractMethod):
         self.shorter *= 0.5
         self.rollbacks += 1
         self.steps += 1
-
-
-def _is_little(problem: Problem, rows: AbstractRows, size: int) -> bool:
-    """Is a sweep over all rows, in steps of so many, a short one?"""
-    return rows.total <= size <= LITTLE_SWEEP // problem.size
-
-
-def _is_one_batch(problem: Problem, rows: AbstractRows, size: int) -> bool:
-    """Is it so short that what is made of its rows about stays in the cache? Then they are taken as a mini-batch."""
-    return _is_little(problem, rows, size) and rows.total <= ONE_BATCH * feed.chunk_rows(problem)

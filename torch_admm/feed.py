@@ -8,14 +8,19 @@ from typing import NamedTuple
 from torch import Tensor
 
 from .comm import AbstractComm
+from .comm.base import GATHERED
 from .data import AbstractRows
+from .data.shards import SHARDS
+from .leaves import together
+from .precision import LITTLE_SWEEP
 from .problem import Problem
 from .spans import Looked, Spans, looked_at
 
-__all__ = ["Chunk", "chunk_rows", "chunks", "shards"]
+__all__ = ["Chunk", "chunk_rows", "chunks", "is_little", "is_one_batch", "part", "shards"]
 
 # of the widest layer: a chunk's temporaries then stay in the last-level cache, next to those of another rank
 CHUNK_ENTRIES, INPUT_ENTRIES = 3 << 17, 1 << 21  # inputs that are not copied may be more
+ONE_BATCH = 2  # chunks up to which a little sweep takes all rows at once; beyond, memory is slower than more calls
 
 
 class Chunk(NamedTuple):
@@ -29,6 +34,31 @@ class Chunk(NamedTuple):
     def whole(cls, x: Tensor, y: Tensor) -> Chunk:
         """All are looked at."""
         return cls(x, y, Looked(None, Spans([len(x)])))
+
+
+def part(problem: Problem, rows: AbstractRows, size: int, comm: AbstractComm) -> AbstractRows:
+    """The rows of this rank, for steps of so many of all ranks.
+
+    Leaves of batches are not torn apart, unless `deterministic` asks for shards, or ranks are too many. Nor are shards
+    of little sweeps that are too long to be one batch: some are summed as one.
+    """
+    by_shard = comm.deterministic or comm.size > GATHERED
+    if by_shard or size < rows.total or is_one_batch(problem, rows, size):
+        return rows.part(comm.rank, comm.size, 1 if by_shard else together(size))
+    merged = SHARDS // GATHERED if is_little(problem, rows, size) else 1
+    mine = rows.part(comm.rank, comm.size, merged)
+    mine.merged = merged
+    return mine
+
+
+def is_little(problem: Problem, rows: AbstractRows, size: int) -> bool:
+    """Is a sweep over all rows, in steps of so many, a short one?"""
+    return rows.total <= size <= LITTLE_SWEEP // problem.size
+
+
+def is_one_batch(problem: Problem, rows: AbstractRows, size: int) -> bool:
+    """Is it so short that what is made of its rows about stays in the cache? Then they are taken as a mini-batch."""
+    return is_little(problem, rows, size) and rows.total <= ONE_BATCH * chunk_rows(problem)
 
 
 def chunk_rows(problem: Problem) -> int:

@@ -16,7 +16,7 @@ from .checkpoint import Checkpoints
 from .comm import current
 from .data import AbstractRows, has_floating_targets, rows_of
 from .errors import CheckpointError
-from .identity import fingerprint, identity
+from .identity import fingerprint, identity, in_words
 from .judge import Judge
 from .method import AbstractMethod
 from .precision import suited
@@ -120,9 +120,11 @@ def fit(
         mine, rows = method.part(problem, rows, batch_size), rows.part(comm.rank, comm.size)
         judge = Judge(problem, rows, held, evaluate, monitor, comm)
         held_out = judge.about() if compared else {}
+        drawn = rows.drawn if comm.size > 1 else ""
     if comm.size > 1:
         settings: dict[str, Any] = {"max_sweeps": max_sweeps, "evaluate_every": every, "restore_best": restore_best}
         settings |= {"checkpoint": checkpoint, "checkpoint_every": save_every, "resume": resume, "monitor": monitor}
+        settings |= {"keep": keep, "stop": [in_words(rule) for rule in stops], "batches are drawn": drawn}
         common = None if state is None else {name: v for name, v in state.items() if name not in method.by_row}
         comm.same(about | settings | {"evaluated rows": judge.measured(), "state": fingerprint(common)} | held_out)
         problem.write({l: comm.from_first_(W) for l, W in problem.read().items()})

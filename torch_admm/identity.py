@@ -14,7 +14,7 @@ from .data import AbstractRows
 from .method import AbstractMethod
 from .problem import Problem
 
-__all__ = ["alike", "fingerprint", "identity", "of_rows", "settings_of"]
+__all__ = ["alike", "fingerprint", "identity", "in_words", "of_rows", "settings_of"]
 
 STRETCHES, STRETCH = 16, 16  # looks at the rows, all over them, and rows of each
 
@@ -63,6 +63,11 @@ def settings_of(method: AbstractMethod) -> dict[str, str]:
         if name != "loss" and key in given:
             found[f"{type(method).__name__}.{name}"] = _words(given[key])
     return found | {f"{loss.name}.{name}": _words(value) for name, value in vars(loss).items()}
+
+
+def in_words(thing: Any) -> str:
+    """An object by its class and what it was given: a stop rule, say."""
+    return f"{type(thing).__name__}({', '.join(f'{name}={_words(value)}' for name, value in vars(thing).items())})"
 
 
 def fingerprint(state: Mapping[str, Any] | None) -> str:

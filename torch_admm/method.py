@@ -58,6 +58,10 @@ class AbstractMethod(abc.ABC):
     def state_dict(self) -> dict[str, Any]:
         """All that `step` depends on, as tensors and plain numbers. Tensors are not copied, as in torch."""
 
+    def check_state(self, state: dict[str, Any]) -> None:
+        """A ValueError if `load_state_dict` could not take it up, as far as one rank can tell; nothing changes."""
+        return
+
     @abc.abstractmethod
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from a state that `state_dict` gave, after `init` on the same problem and rows."""

@@ -140,17 +140,12 @@ class Run:
         self.checkpoints.save(self.sweep, shared | more, by_row, self.span)
 
     def fits(self, state: dict[str, Any]) -> None:
-        """Is it a state of this run, as far as one rank can tell by itself? Nothing changes.
-
-        A method of the user's own may have no `check_state`; what it does not take is noticed by `resume`.
-        """
+        """Is it a state of this run, as far as one rank can tell by itself? Nothing changes."""
         monitor, now = state["monitor"], self.judge.watched(state["monitor"])
         if now != monitor:
             raise CheckpointError(of_another_run("monitor", monitor, now))
         check_part(state["best_weights"], self.judge.problem.read(), "best_weights")
-        check = getattr(self.method, "check_state", None)
-        if check is not None:
-            check(state["method"])
+        self.method.check_state(state["method"])
 
     def resume(self, state: dict[str, Any]) -> None:
         """Go on from what `save` wrote, on any number of ranks."""

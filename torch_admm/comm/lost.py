@@ -21,6 +21,7 @@ __all__ = ["GRACE", "HEARD", "POLL", "Process", "ended", "here", "leave", "line"
 GRACE = 0.6  # seconds in which the ranks that are left say so, after one was found missing
 POLL = 0.02
 HEARD = 0.2  # seconds: launchers end all ranks with the first that goes, so that should be the one that speaks
+_stuck: list[Thread] = []  # with a store that does not answer
 ABORT = b"cmd=abort exitcode=2\n"  # in the words of PMI, by which MPICH's mpirun talks with its processes
 
 
@@ -117,15 +118,19 @@ def _within_grace(call: Callable[..., None], *arguments: Any) -> None:
     thread = Thread(target=call, args=arguments, daemon=True)
     thread.start()
     thread.join(GRACE + 10 * POLL)
+    if thread.is_alive():
+        _stuck.append(thread)
 
 
 def _wake(processes: Sequence[Process]) -> None:
     """A process that is stopped does not end when its launcher asks it to. One that goes on finds the others gone."""
     machine = here().machine
-    for process in processes:
-        if process.machine == machine and _state(process.number) == ("T", process.began):
-            with suppress(OSError):
-                os.kill(process.number, signal.SIGCONT)
+    stopped = [p for p in processes if p.machine == machine and _state(p.number) == ("T", p.began)]
+    for process in stopped:
+        with suppress(OSError):
+            os.kill(process.number, signal.SIGCONT)
+    for thread in _stuck if stopped else ():  # a store that answers again while Python ends would abort the process
+        thread.join(HEARD)
 
 
 def _end_job() -> None:

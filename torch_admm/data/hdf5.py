@@ -96,6 +96,10 @@ class HDF5Rows(AbstractRows):
         self.like = torch.empty(0, layout.description.features, dtype=problem.dtype, device=problem.device)
         self._target, self._codes = _target_type(layout.description), self._coded()
 
+    @property
+    def drawn(self) -> str:
+        return "at random, from a window of a file"
+
     def chunks(self, size: int) -> Iterator[Chunk]:
         rows = max(size, self._rows_in(BLOCK_BYTES) // size * size)  # chunks within a block are not copied
         blocks = _groups(self._touched(), max(1, rows // self.layout.chunk_rows))

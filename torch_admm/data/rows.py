@@ -69,6 +69,11 @@ class AbstractRows(abc.ABC):
         """These rows only, from start to stop."""
 
     @property
+    def drawn(self) -> str:
+        """How rows come to be in a batch, in words: those of ranks must come alike to belong together."""
+        return "at random"
+
+    @property
     def total(self) -> int:
         """Rows of all ranks."""
         return self.split.total

@@ -83,6 +83,10 @@ class DatasetRows(AbstractRows):
         kept: dict[str, Any] = {"own": self.own, "index": index, "first": first, "split": split}
         return DatasetRows(self.loader, self.problem, self.name, **kept)
 
+    @property
+    def drawn(self) -> str:
+        return "in order" if self.own and not self._shuffles() else "at random"
+
     def _seed(self, seed: int) -> int | None:
         """None if the batches are in order."""
         return seed if not self.own or self._shuffles() else None
