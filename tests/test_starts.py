@@ -128,8 +128,7 @@ def test_a_stuck_rank_does_not_keep_mpirun() -> None:
 STUCK = 150  # seconds
 
 
-@pytest.mark.parametrize("backend", ["auto", "mpi"])
-@pytest.mark.parametrize("culprit", [0, 1])
+@pytest.mark.parametrize(("culprit", "backend"), [(0, "auto"), (1, "mpi")])
 def test_a_rank_that_is_stuck_before_all_meet_does_not_keep_mpirun(culprit: int, backend: str) -> None:
     """Not even MPI's own start, which knows no time-out."""
     code = f"from tests import test_starts; test_starts.come_late({culprit}, {backend!r})"

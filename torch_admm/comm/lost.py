@@ -141,6 +141,7 @@ def _end_job() -> None:
 
 
 def _abort() -> None:
+    time.sleep(HEARD)  # it may drop what it has not passed on by then
     with suppress(OSError, ValueError):
         os.write(int(os.environ["PMI_FD"]), ABORT)
 
