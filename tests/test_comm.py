@@ -273,7 +273,7 @@ def stick() -> None:
 
 
 def test_a_missing_rank_is_named_within_two_seconds() -> None:
-    """After the time-out: the roll call, and the pauses of those that are silent, and for launchers to pass on what was said; the rest is for taking down."""
+    """After the time-out: the roll call, pauses for others to be heard; the rest is for taking down."""
     assert lost.GRACE + 10 * lost.POLL + 2 * lost.HEARD <= 1.3
 
 

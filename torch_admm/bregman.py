@@ -17,6 +17,7 @@ from .data.shards import SHARDS
 from .gram import Factor
 from .losses import loss_of
 from .method import AbstractMethod
+from .pages import room
 from .precision import LITTLE_SWEEP
 from .problem import Problem, Weights
 from .random import gaussian
@@ -257,7 +258,7 @@ class BregmanADMM(AbstractMethod):
 
     def _allocate(self, l: int) -> Tensor:
         shape = self.rows.count, self.problem.layers[l].map.outputs
-        return torch.empty(shape, dtype=self.state_dtype or self.problem.dtype, device=self.problem.device)
+        return room(shape, self.state_dtype or self.problem.dtype, self.problem.device)
 
     def _load(self, state: Tensor, rows: slice) -> Tensor:
         return self.comm.aligned(take(state, rows).to(self.problem.dtype))
