@@ -136,7 +136,8 @@ class AnchoredADMM(AbstractMethod):
         in_batches = self.size < rows.total or feed.is_one_batch(problem, rows, self.size)
         self.split = rows.split if in_batches and not self.comm.deterministic else None
         if self.split is not None and len(rows.split.here) == rows.split.number:  # nobody else has any
-            self.split = replace(rows.split, together=together(self.size))
+            several = self.size < rows.total and torch.get_num_threads() > 1  # no bits are promised: one leaf is faster
+            self.split = replace(rows.split, together=rows.split.number if several else together(self.size))
         self._start(problem)
         self.scale(rows)
 

@@ -16,6 +16,7 @@ from itertools import pairwise
 from typing import Any, final
 
 import numpy as np
+import numpy.random  # numpy loads it when it is first used, which would be while a clock runs
 import numpy.typing as npt
 
 __all__ = ["SHARDS", "Shards", "dealt", "generator", "merged", "share"]
