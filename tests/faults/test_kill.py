@@ -24,7 +24,7 @@ from ..helpers import blobs, net
 from ..ranks import clean_environment, free_port, in_group, on_ranks
 
 RANKS, SWEEPS, ROWS = 3, 4, 97
-POINTS = {"message": 18, "work": 6, "disk": 18}  # of a method, dealt out over the run and the ranks
+POINTS = {"message": 12, "work": 5, "disk": 12}  # of a method, dealt out over the run and the ranks
 METHODS: dict[str, Callable[[], Any]] = {
     "bregman": lambda: BregmanADMM("hinge", warm_start=1),
     "anchored": lambda: AnchoredADMM("hinge", batch_size=40, refresh=3),
@@ -143,7 +143,7 @@ def test_every_run_that_is_killed_goes_on_to_the_same_bits(name: str, kind: str,
         ends = on_ranks(RANKS, run, name, kind, folder, rank, moment)
         assert ends.pop(rank) == -signal.SIGKILL
         for text in ends:
-            assert re.match(rf"ranks? (\d+, )*{rank}\b.* missing", str(text)), (rank, moment, text)
+            assert re.match(rf"ranks? (\d+(, | and ))*{rank}\b.* missing", str(text)), (rank, moment, text)
         newest = _newest(folder)
         (again, steps), _ = on_ranks(2, run, name, kind, folder, 0, -1)[0]
         assert (again, steps) == (alone, SWEEPS - newest), (rank, moment)
