@@ -78,8 +78,8 @@ def _run(env: dict[str, str], pipe: Connection, task: Task, args: tuple[Any, ...
 
 
 def in_group(task: Task, *args: Any, **options: Any) -> Any:
-    """`task(comm, *args)` within a group; for `on_ranks`."""
-    with comm.start(**options) as ranks:
+    """`task(comm, *args)` within a group, of one thread a rank: how many there are decides how products round."""
+    with comm.start(**{"threads": 1} | options) as ranks:
         return task(ranks, *args)
 
 
