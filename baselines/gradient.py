@@ -32,8 +32,8 @@ class AbstractGradientMethod(AbstractMethod):
 
     With `average`, `weights()` gives an exponential average of the parameters in place of the last ones. After the
     k-th update it keeps min(0.99, (1 + k) / (10 + k)) of itself: a short memory while the weights still move far.
-    With several ranks each has its own rows of a batch, and gradients are summed: all take the same steps. A
-    deterministic run sums them shard by shard, so that any number of ranks gives the same bits.
+    With several ranks each has its own rows of a batch, and gradients are summed: all take the same steps. Where they
+    are summed `by_pieces`, in a fixed order, any number of ranks gives the same bits.
     """
 
     optimiser: torch.optim.Optimizer
@@ -59,6 +59,11 @@ class AbstractGradientMethod(AbstractMethod):
         """The torch optimiser of `self.model`."""
 
     @property
+    def by_pieces(self) -> bool:
+        """Are gradients made for each piece of the rows by itself? A deterministic run does so shard by shard."""
+        return self.comm.deterministic
+
+    @property
     def can_fuse(self) -> bool:
         """Has torch its one-kernel step for these parameters? It is the fastest, and what a rival deserves."""
         return self.problem.device.type in FUSED_ON
@@ -66,17 +71,19 @@ class AbstractGradientMethod(AbstractMethod):
     def batches(self, size: int) -> Iterator[Sequence[Pair]]:
         """What is here of every mini-batch of this epoch, piece by piece."""
         order = size, self.seed, self.epoch
-        if not self.comm.deterministic:
+        if not self.by_pieces:
             yield from ([pair] for pair in self.rows.batches(*order))
             return
+        here, size = self.rows.split.here, self.comm.merged(self.rows)
         for (x, y), counts in zip(self.rows.batches(*order), self.rows.batch_counts(*order), strict=True):
-            mine = [counts[i] for i in self.rows.split.here]
+            mine = [sum(counts[i : i + size]) for i in here[::size]]
             yield list(zip(x.split(mine), y.split(mine), strict=True))
 
     def mean_gradient(self, pieces: Sequence[Iterable[Pair]], dtype: torch.dtype) -> float:
         """The mean loss over the rows of all ranks, its gradient left in the parameters. It crosses as `dtype`."""
-        order = self.comm.order(self.rows) if self.comm.deterministic else self.comm.open_order()
-        *gradients, numbers = self.comm.totals_later(map(self._sums, pieces), dtype, order).wait()
+        order = self.comm.order(self.rows) if self.by_pieces else self.comm.open_order()
+        sums = map(self._sums, pieces)
+        *gradients, numbers = self.comm.totals_later(sums, dtype, order, like=self._no_sums()).wait()
         loss, count = numbers.tolist()
         torch._foreach_div_(gradients, count)
         for p, gradient in zip(self.model.parameters(), gradients, strict=True):
@@ -86,13 +93,16 @@ class AbstractGradientMethod(AbstractMethod):
     def _sums(self, chunks: Iterable[Pair]) -> list[Tensor]:
         """The gradient of the sum of losses, then that sum and the number of rows, of which there may be none."""
         parameters = list(self.model.parameters())
-        gradients = [torch.zeros_like(p) for p in parameters]
-        numbers = torch.zeros(2, dtype=torch.float64, device=self.problem.device)
+        *gradients, numbers = self._no_sums()
         for x, y in (pair for pair in chunks if len(pair[0])):
             loss = self.loss(self.model(self.comm.aligned(x)), y).sum()
             torch._foreach_add_(gradients, torch.autograd.grad(loss, parameters))
             numbers += torch.stack([loss.detach(), torch.full_like(loss, len(x))])
         return [*gradients, numbers]
+
+    def _no_sums(self) -> list[Tensor]:
+        numbers = torch.zeros(2, dtype=torch.float64, device=self.problem.device)
+        return [*(torch.zeros_like(p) for p in self.model.parameters()), numbers]
 
     def updated(self) -> None:
         """To be called after each update of the parameters."""

@@ -11,7 +11,9 @@ from torch import Tensor
 
 from torch_admm import Problem
 from torch_admm.arguments import positive_int
+from torch_admm.comm.base import GATHERED, WORTH_CUTTING
 from torch_admm.data import AbstractRows
+from torch_admm.data.shards import SHARDS
 
 from .gradient import AbstractGradientMethod, Pair
 
@@ -19,12 +21,16 @@ __all__ = ["AbstractSearchingMethod"]
 
 Pieces = Sequence[Iterable[Pair]]
 
+BATCH_PIECES = {8192: 8, 4096: 4, 64: 2}  # from so many rows on: as many as cost an evaluation next to nothing
+
 
 class AbstractSearchingMethod(AbstractGradientMethod):
     """Iterations of an optimiser that searches along a line: one over all rows a sweep, or `hold` on each batch.
 
     Batches let such a method see much of the data before it has gone far; on each it may stay for a while, since what
     it has learnt of the curvature belongs to those rows.
+
+    A search may take another turn for one bit of a loss, so that everything is always summed `by_pieces`.
     """
 
     def __init__(self, loss: Any, *, batch_size: int | None, hold: int, chunk_rows: int, average: bool) -> None:
@@ -33,12 +39,34 @@ class AbstractSearchingMethod(AbstractGradientMethod):
         self._batch_size = None if batch_size is None else positive_int("batch_size", batch_size)
         self.hold, self.chunk_rows = positive_int("hold", hold), positive_int("chunk_rows", chunk_rows)
 
+    @property
+    def by_pieces(self) -> bool:
+        return True
+
+    def part(self, problem: Problem, rows: AbstractRows, batch_size: int | None) -> AbstractRows:
+        """Neighbouring shards are one piece: each by itself would cost more than its rows."""
+        size, comm = self._step_rows(rows, batch_size), self.comm
+        merged = 1 if comm.deterministic or comm.size > GATHERED else SHARDS // self._pieces_of(size, rows.total)
+        mine = rows.part(comm.rank, comm.size, merged)
+        mine.merged = merged
+        return mine
+
+    def _pieces_of(self, size: int, total: int) -> int:
+        if size >= total:
+            return SHARDS if total >= SHARDS * WORTH_CUTTING else GATHERED
+        if self.comm.size == 1 and torch.get_num_threads() > 1:  # products then round by the threads anyway
+            return 1
+        return next((pieces for least, pieces in BATCH_PIECES.items() if size >= least), 1)
+
+    def _step_rows(self, rows: AbstractRows, batch_size: int | None) -> int:
+        return batch_size or self._batch_size or rows.total
+
     def init(self, problem: Problem, rows: AbstractRows, *, batch_size: int | None, seed: int) -> None:
         super().init(problem, rows, batch_size=batch_size, seed=seed)
         self._work_on(self._all)
 
     def step(self) -> None:
-        size = self.batch_size or self._batch_size or self.rows.total
+        size = self._step_rows(self.rows, self.batch_size)
         if size >= self.rows.total:
             self._iterate()
         else:
@@ -49,7 +77,7 @@ class AbstractSearchingMethod(AbstractGradientMethod):
         self.epoch += 1
 
     def _all(self) -> Pieces:
-        pieces = self.comm.pieces(self.rows) if self.comm.deterministic else [self.rows]
+        pieces = self.comm.pieces(self.rows)
         return [((x, y) for _, x, y in piece.chunks(self.chunk_rows)) for piece in pieces]
 
     def _split(self, pieces: Sequence[Pair]) -> Pieces:

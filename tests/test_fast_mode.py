@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from baselines import CG, LBFGS, SGD, Adam
 from torch_admm import AbstractMethod, AnchoredADMM, BregmanADMM, comm, fit
 from torch_admm.data.hdf5 import Writer
 from torch_admm.precision import LITTLE_SWEEP
@@ -20,6 +21,7 @@ from .helpers import blobs, net, rng
 from .ranks import in_group, on_ranks
 
 DTYPES = (torch.float32, torch.float64)
+CLOSE_TO = {torch.float32: 1e-6, torch.float64: 1e-12}
 BOUND = 1e-6  # of the largest weight, where bits differ
 NOISE = (
     28  # dimensions: a circle in so many cannot be learnt from a few thousand rows, and training makes most of noise
@@ -74,7 +76,22 @@ BATCHES = {
     "large batches": batches(512, NOISE, 100, 1, seeds=1),
     "larger batches": batches(2048, NOISE, 300, 1, rows=5117, seeds=1),
 }
+SEARCHES: dict[str, Any] = {  # a search may take another turn for one bit
+    "l-bfgs": lambda: LBFGS("logistic", chunk_rows=50),
+    "cg": lambda: CG("logistic"),
+    "l-bfgs by 100": lambda: LBFGS("logistic", batch_size=100, hold=2),
+    "cg by 67": lambda: CG("logistic", batch_size=67, hold=2, average=True),
+    "cg by 30": lambda: CG("logistic", batch_size=30),  # one piece: all but one rank have none
+}
+DESCENTS: dict[str, Any] = {  # loops as anybody writes them: they add up gradients in whatever order
+    "sgd by 64": lambda: SGD("logistic", batch_size=64),
+    "sgd by 512": lambda: SGD("logistic", batch_size=512, nesterov=True, average=True),
+    "adam by 60": lambda: Adam("logistic", lr=0.01, batch_size=60),
+}
 CASES: dict[str, Case] = {
+    **{name: Case(make, (8, 20, 1), 701, in_batches=True) for name, make in SEARCHES.items()},
+    "l-bfgs, by shards": Case(SEARCHES["l-bfgs"], (8, 20, 1), 6301, seeds=1, in_batches=True),
+    "cg by 4200": Case(lambda: CG("logistic", batch_size=4200), (8, 20, 1), 9000, seeds=1, in_batches=True),
     **{f"{name}, {size}": Case(make, *SIZES[size]) for name, make in FULL.items() for size in SIZES},
     "long steps, more rows than are taken at once": Case(ANCHORED["long steps"], (3, 800, 1), 1100, seeds=1),
     "long steps, smooth": Case(ANCHORED["long steps"], (5, 16, 1), 700, act=nn.Sigmoid),
@@ -85,6 +102,9 @@ CASES: dict[str, Case] = {
     "bregman, by shards, a solve each": Case(BREGMAN["bregman"], (410, 100, 1), 600, seeds=1),
     **BATCHES,
 }
+
+
+CLOSE = {name: Case(make, (8, 20, 1), 2001, in_batches=True) for name, make in DESCENTS.items()}
 
 
 def weights(case: Case, seed: int, dtype: torch.dtype) -> Tensor:
@@ -112,16 +132,17 @@ def apart(first: Tensor, second: Tensor) -> float:
 def runs(_: Any, names: Sequence[str]) -> dict[Any, Any]:
     """Lists, as tensors would cross by shared memory."""
     return {
-        (name, seed, dtype): weights(CASES[name], seed, dtype).tolist()
-        for name in names
-        for seed in range(CASES[name].seeds)
+        (name, seed, dtype): weights(case, seed, dtype).tolist()
+        for name, case in (CASES | CLOSE).items()
+        if name in names
+        for seed in range(case.seeds)
         for dtype in DTYPES
     }
 
 
 @pytest.fixture(scope="module")
 def alone() -> dict[Any, Any]:
-    return runs(None, list(CASES))
+    return runs(None, [*CASES, *CLOSE])
 
 
 @pytest.mark.parametrize("size", [2, 3, 4, 8])
@@ -134,6 +155,15 @@ def test_ranks_end_in_the_same_bits(size: int, alone: dict[Any, Any]) -> None:
         one = alone[name, seed, dtype]
         difference = apart(*(torch.tensor(w, dtype=torch.float64) for w in (one, found)))
         assert found == one, (name, seed, dtype, difference)
+
+
+@pytest.mark.parametrize("size", [2, 3, 4, 8])
+def test_sgd_and_adam_end_within_rounding(size: int, alone: dict[Any, Any]) -> None:
+    for result in on_ranks(size, in_group, runs, list(CLOSE)):
+        assert isinstance(result, dict), result
+        for (name, seed, dtype), found in result.items():
+            one, many = (torch.tensor(w, dtype=torch.float64) for w in (alone[name, seed, dtype], found))
+            assert apart(one, many) < CLOSE_TO[dtype], (name, seed, dtype)
 
 
 @pytest.mark.parametrize("size", [5, 6, 7])

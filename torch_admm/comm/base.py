@@ -125,11 +125,12 @@ class AbstractComm(abc.ABC):
 
     def _parts(self, rows: AbstractRows) -> list[slice]:
         """The rows here, cut."""
-        shards, size = rows.split.local(), self._merged(rows)
+        shards, size = rows.split.local(), self.merged(rows)
         groups = (shards[i : i + size] for i in range(0, len(shards), size))
         return [slice(group[0].start, group[-1].stop) for group in groups]
 
-    def _merged(self, rows: AbstractRows) -> int:
+    def merged(self, rows: AbstractRows) -> int:
+        """How many neighbouring shards make one piece."""
         return 1 if self.deterministic else rows.merged
 
     def aligned(self, values: Tensor) -> Tensor:
@@ -147,7 +148,7 @@ class AbstractComm(abc.ABC):
         split = rows.split
         if not self.cuts(rows):
             return self.open_order()
-        return _order(split.number, self.size, split.together, self._merged(rows))
+        return _order(split.number, self.size, split.together, self.merged(rows))
 
     def batch_order(self, split: Shards) -> Order:
         """In which the parts of a mini-batch are added up, of shards that go together one each."""
@@ -170,7 +171,7 @@ class AbstractComm(abc.ABC):
         return self.send(growing).wait()[0]
 
     def totals_later(
-        self, parts: Iterable[Sequence[Tensor]], dtype: torch.dtype, order: Order
+        self, parts: Iterable[Sequence[Tensor]], dtype: torch.dtype, order: Order, like: Sequence[Tensor] = ()
     ) -> Pending[list[Tensor]]:
         """As `total`, but only start it, with several tensors a part, which cross in one buffer as numbers of `dtype`.
 
@@ -179,7 +180,7 @@ class AbstractComm(abc.ABC):
         if order.is_open:
             (part,) = parts
             return self.sums_later(part, dtype)
-        growing = self.growing(order, dtype)
+        growing = self.growing(order, dtype, like)
         for part in parts:
             growing.add(part)
         return self.send(growing)

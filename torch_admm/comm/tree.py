@@ -100,6 +100,8 @@ class Growing:
 
     def total(self) -> list[Tensor]:
         """The sum of all leaves that came, row by row in memory as what has crossed is: products round by that."""
+        if not self.sums:
+            return [torch.zeros_like(t, dtype=self.dtype, memory_format=torch.contiguous_format) for t in self.like]
         self._join(1)
         return [t.contiguous() for t in self.sums[0]]
 
