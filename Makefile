@@ -41,6 +41,7 @@ results: $(VENV)/ready compared
 	$(BIN)/python -m benchmarks.other_data --out benchmarks/results/other_data.json
 	$(BIN)/python -m benchmarks.data --data-dir $(DATA) --out benchmarks/results/data.json
 	$(BIN)/python -m benchmarks.scaling --out benchmarks/results/scaling.json
+	$(BIN)/python -m benchmarks.sums --out benchmarks/results/sums.json
 	$(BIN)/python -m benchmarks.ranks --data-dir $(CACHE)/prepared --out benchmarks/results/ranks.json
 	$(BIN)/python -m benchmarks.simulate --data-dir $(CACHE)/prepared --out benchmarks/results/simulate.json --plot docs/simulate.png
 	$(BIN)/python -m benchmarks.memory --folder $(CACHE)/rows --out benchmarks/results/memory.json

@@ -138,6 +138,16 @@ def scaling() -> str:
     return "\n".join([*lines, "", f"Other processes took so much of the two cores meanwhile: {shares}."])
 
 
+def sums() -> str:
+    seconds = load("sums")["seconds"]
+    sizes = [int(size) for size in next(iter(seconds["8"].values()))]
+    lines = ["| ranks, by gloo | " + " | ".join(f"{n:,} B" for n in sizes) + " |", "| --- " * (1 + len(sizes)) + "|"]
+    for ranks, ways in seconds.items():
+        for way, times in ways.items():
+            lines.append(f"| {ranks}, {way} | " + " | ".join(f"{1e3 * s:,.1f} ms" for s in times.values()) + " |")
+    return "\n".join(lines)
+
+
 def speedup() -> str:
     """The ratios of `scaling` alone."""
     figures = load("scaling")
@@ -224,13 +234,16 @@ def _bold(row: Any, name: str) -> str:
 
 TABLES: dict[str, Callable[[], str]] = {
     **{f.__name__: f for f in (baselines, bregman, data, kernels, steps, ablation, accelerations, other_data)},
-    **{f.__name__: f for f in (scaling, speedup, ranks, simulate)},
+    **{f.__name__: f for f in (scaling, sums, speedup, ranks, simulate)},
     **{"time_to_accuracy": comparison.time_to_accuracy, "compare": comparison.compare},
 }
 
 
 def rendered(text: str) -> str:
     """A page with every table between its markers made anew."""
+    marks = re.findall(r"<!-- (\w+)(?:: .*?)? -->", text)
+    if marks[1::2] != ["end"] * (len(marks) // 2) or len(marks) % 2 or "end" in marks[::2]:
+        raise ValueError(f"tables and their ends do not alternate, so that text would be lost: {', '.join(marks)}")
     pattern = re.compile(r"(<!-- (\w+): .*? -->\n).*?(\n<!-- end -->)", re.DOTALL)
     return pattern.sub(lambda found: found[1] + TABLES[found[2]]() + found[3], text)
 

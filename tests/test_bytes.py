@@ -48,14 +48,17 @@ def _bregman(ranks: Any) -> Any:
 
 
 def _shared_solve(ranks: Any) -> Any:
-    """Of a wide layer, each rank solves for some outputs, and the weights cross once more."""
+    """Of a wide layer, each rank solves for some outputs, and the weights cross once more.
+
+    Its sums are large enough to go by stripes: one of as many as there are ranks more.
+    """
     inputs, outputs = 411, 100
     sums = 8 * (outputs * inputs + outputs * (outputs + 1) // 2 + outputs + outputs + 1)
     found = []
     for dtype in DTYPES:
         sent = _sent(BregmanADMM("hinge"), dtype, 300, (inputs - 1, outputs, 1))
-        solved = dtype.itemsize * outputs * inputs
-        found.append((sent, SWEEPS * (MERGED[ranks.size] * sums + solved)))
+        solved, stripe = dtype.itemsize * outputs * inputs, 8 * outputs * inputs // ranks.size
+        found.append((sent, SWEEPS * (MERGED[ranks.size] * sums + stripe + solved)))
     return found
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import signal
@@ -132,6 +133,9 @@ def test_one_process_is_the_trivial_case() -> None:
         assert isinstance(found, Solo)
 
 
+LARGE = 150_001  # numbers
+
+
 def _say(ranks: AbstractComm) -> dict[str, Any]:
     rank = ranks.rank
     said: dict[str, Any] = {}
@@ -141,6 +145,8 @@ def _say(ranks: AbstractComm) -> dict[str, Any]:
     first, second = ranks.sum_later(torch.ones(2)), ranks.sum_later(torch.full((2,), 2.0))
     said["two at once"] = second.wait()[0].item() + first.wait()[0].item() + first.wait()[0].item()
     said["gathered"] = ranks.gather_later(torch.tensor([rank, 7])).wait().tolist()
+    lines = torch.tensor([[rank, other] for other in range(ranks.size)])
+    said["swapped"] = ranks.swap_later(lines).wait().tolist()
     said["largest"] = ranks.largest(rank, -rank)
     said["all"] = ranks.all_true(True), ranks.all_true(rank != 1)
     said["texts"] = ranks.texts("é" * rank)
@@ -182,16 +188,31 @@ def _tree(ranks: AbstractComm) -> tuple[bytes, bytes, int]:
     )
 
 
+def _large_tree(ranks: AbstractComm) -> tuple[str, int]:
+    """The sum of leaves that are too large to be sent to everybody, and the bytes that it took."""
+    rows = Rows(torch.zeros(100, 1), torch.zeros(100), split=Shards(100, 25, range(25))).part(ranks.rank, ranks.size)
+    leaves, before = (torch.randn(LARGE, generator=rng(i)) for i in rows.split.here), ranks.bytes_sent
+    pending = ranks.totals_later(([leaf] for leaf in leaves), torch.float32, ranks.order(rows))
+    ranks.sum_(torch.ones(3))  # another exchange, before anybody waits for this one
+    (total,) = pending.wait()
+    return hashlib.sha256(total.numpy().tobytes()).hexdigest(), ranks.bytes_sent - before
+
+
 def _all(ranks: AbstractComm) -> dict[str, Any]:
     found = _say(ranks) | {"disagree": _disagree(ranks)}
     fixed = comm.current(deterministic=True)
     found["tree"], found["collected"], found["threads"] = _tree(fixed)
+    found["large tree"], found["bytes of stripes"] = _large_tree(fixed)
     return found
 
 
-@pytest.mark.parametrize("size", [2, 3])
-def test_a_group_of_real_processes(size: int) -> None:
-    for rank, said in enumerate(on_ranks(size, in_group, _all)):
+def _all_by(backend: str) -> Any:
+    return in_group(_all, backend=backend)
+
+
+@pytest.mark.parametrize(("size", "backend"), [(2, "auto"), (3, "auto"), (3, "gloo")])
+def test_a_group_of_real_processes(size: int, backend: str) -> None:
+    for rank, said in enumerate(on_ranks(size, _all_by, backend)):
         assert isinstance(said, dict), said
         _check(said, rank, size)
 
@@ -202,11 +223,15 @@ def _check(said: dict[str, Any], rank: int, size: int) -> None:
     assert said["bytes of a sum"] == 3 * 8
     assert said["two at once"] == 4 * size
     assert said["gathered"] == [[n, 7] for n in numbers]
+    assert said["swapped"] == [[n, rank] for n in numbers]
     assert said["largest"] == [size - 1, 0]
     assert said["all"] == (True, False)
     assert said["texts"] == ["é" * n for n in numbers]
     assert said["first"] == [5.0, 5.0]
     assert (said["tree"], said["collected"]) == _tree(Solo(deterministic=True))[:2]
+    assert said["large tree"] == _large_tree(Solo(deterministic=True))[0]
+    stripe, branches = -(-LARGE // size), 4  # that a rank of three has at most; of two, one each, which are just added
+    assert said["bytes of stripes"] == 4 * (3 + (LARGE if size == 2 else branches * stripe * size + stripe))
     *differ, failed, nameless = said["disagree"]
     assert differ == [
         "ranks differ in batch_size: 512 on rank 0, 256 on rank 1",

@@ -22,7 +22,6 @@ from .ranks import in_group, on_ranks
 
 DTYPES = (torch.float32, torch.float64)
 CLOSE_TO = {torch.float32: 1e-6, torch.float64: 1e-12}
-BOUND = 1e-6  # of the largest weight, where bits differ
 NOISE = (
     28  # dimensions: a circle in so many cannot be learnt from a few thousand rows, and training makes most of noise
 )
@@ -75,6 +74,7 @@ BATCHES = {
     "squared": batches(1024, NOISE, 31, 90, 1, loss="squared", seeds=1),
     "large batches": batches(512, NOISE, 100, 1, seeds=1),
     "larger batches": batches(2048, NOISE, 300, 1, rows=5117, seeds=1),
+    "largest batches": batches(12_288, NOISE, 50, 1, rows=25_001, seeds=1, sweeps=3),
 }
 SEARCHES: dict[str, Any] = {  # a search may take another turn for one bit
     "l-bfgs": lambda: LBFGS("logistic", chunk_rows=50),
@@ -184,14 +184,14 @@ def test_so_do_ranks_that_talk_by_gloo(size: int, alone: dict[Any, Any]) -> None
         assert {key: result[key] == alone[key] for key in result} == dict.fromkeys(result, True)
 
 
-def test_more_ranks_add_up_in_an_order_of_their_own(alone: dict[Any, Any]) -> None:
-    """Little batches in double precision do not make much of that."""
-    for result in on_ranks(9, in_group, runs, ["batches of 34"]):
+@pytest.mark.parametrize("size", [9, 24])
+def test_so_do_many_ranks(size: int, alone: dict[Any, Any]) -> None:
+    """Most have no leaf or piece of little runs, and take part all the same."""
+    names = ["bregman, few", "consistent, odd", "long steps, odd", "batches of 70", "cg by 67", "l-bfgs"]
+    names += ["anchored, by shards", "bregman, by shards", "l-bfgs, by shards", "wide classes", "largest batches"]
+    for result in on_ranks(size, in_group, runs, names):
         assert isinstance(result, dict), result
-        for (name, seed, dtype), found in result.items():
-            if dtype == torch.float64:
-                one = torch.tensor(alone[name, seed, dtype], dtype=dtype)
-                assert apart(one, torch.tensor(found, dtype=dtype)) < BOUND
+        assert {key: result[key] == alone[key] for key in result} == dict.fromkeys(result, True)
 
 
 def _of_a_file(_: Any, path: str) -> dict[str, list[float]]:

@@ -39,6 +39,13 @@ def test_tables_are_those_of_the_results(page: Path) -> None:
     assert readme.rendered(text) == text, "run `make readme`"
 
 
+@pytest.mark.parametrize("lost", ["<!-- end -->", "<!-- sums: made"])
+def test_a_missing_mark_loses_no_text(lost: str) -> None:
+    text = readme.PAGES[2].read_text(encoding="utf-8")
+    with pytest.raises(ValueError, match="tables and their ends do not alternate, so that text would be lost"):
+        readme.rendered(text.replace(lost, "", 1))
+
+
 def test_every_table_is_shown() -> None:
     shown = [name for page in readme.PAGES for name in re.findall(r"<!-- (\w+): ", page.read_text(encoding="utf-8"))]
     assert sorted(shown) == sorted(readme.TABLES)

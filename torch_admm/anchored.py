@@ -182,11 +182,15 @@ class AnchoredADMM(AbstractMethod):
         """
         look, looked = self._begin(), list[list[Chunk]]()
         parts = (self._sums(chunks, kept, looked if look else None) for chunks in pieces)
-        total = self.comm.totals_later(parts, torch.float64 if look else kept or self.dtype, order).wait()
+        dtype, (first, last) = torch.float64 if look else kept or self.dtype, order.held[self.comm.rank]
+        like = self._sums((), kept, [] if look else None) if first == last else ()  # no piece is here
+        total = self.comm.totals_later(parts, dtype, order, like).wait()
         R = {l: R_l if R_l.dtype == self.dtype else R_l.to(self.dtype) for l, R_l in zip(self.W, total, strict=False)}
 
         def of_first() -> Tensor:
-            return self.comm.total([self._first_losses(chunks)[0] for chunks in looked], order)
+            return self.comm.total(
+                [self._first_losses(chunks)[0] for chunks in looked], order, self._first_losses(())[0]
+            )
 
         if not look or self._refresh(R, total[len(R) :], of_first, of_all=kept is not None):
             self._move(R, rows)

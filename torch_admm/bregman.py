@@ -11,7 +11,7 @@ from torch import Tensor
 from . import state as states
 from . import steps
 from .arguments import choice, per_layer, positive, positive_int
-from .comm.base import GATHERED
+from .comm.base import FEW_PIECES
 from .data import AbstractRows, take
 from .data.shards import SHARDS
 from .gram import Factor
@@ -78,8 +78,8 @@ class BregmanADMM(AbstractMethod):
         Double precision would not do: where a Gram is of low rank, weights show how its sums were rounded.
         """
         comm = self.comm
-        few = rows.total * problem.size <= LITTLE_SWEEP and comm.size <= GATHERED and not comm.deterministic
-        merged = SHARDS // GATHERED if few else 1
+        few = rows.total * problem.size <= LITTLE_SWEEP and comm.size <= SHARDS and not comm.deterministic
+        merged = SHARDS // FEW_PIECES if few else 1
         mine = rows.part(comm.rank, comm.size, merged)
         mine.merged = merged
         return mine
@@ -164,7 +164,8 @@ class BregmanADMM(AbstractMethod):
     @torch.no_grad()
     def measures(self) -> dict[str, float]:
         """Root mean squares of z_l - m_l (`residual_z`), a_l - h_l(z_l) (`residual_a`) and of lam, over all layers."""
-        squares = [torch.zeros(3, dtype=torch.float64, device=self.problem.device) for _ in self.comm.starts(self.rows)]
+        nothing = torch.zeros(3, dtype=torch.float64, device=self.problem.device)
+        squares = [nothing.clone() for _ in self.comm.starts(self.rows)]
         for part, (rows, x, _) in self.comm.portions(self.rows, self.size):
             z_m, a_h, lam = squares[part].unbind()
             lam += self._load(self.lam, rows).double().square().sum()
@@ -176,7 +177,7 @@ class BregmanADMM(AbstractMethod):
         widths = [layer.map.outputs for layer in self.problem.layers.values()]
         entries = sum(widths), max(1, sum(widths[:-1])), widths[-1]
         names = "residual_z", "residual_a", "multiplier"
-        total = self.comm.total(squares, self.comm.order(self.rows)).tolist()
+        total = self.comm.total(squares, self.comm.order(self.rows), nothing).tolist()
         return {k: (v / (n * self.rows.total)) ** 0.5 for k, v, n in zip(names, total, entries, strict=True)}
 
     def state_dict(self) -> dict[str, Any]:

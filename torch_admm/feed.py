@@ -8,7 +8,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from .comm import AbstractComm
-from .comm.base import GATHERED
+from .comm.base import FEW_PIECES
 from .data import AbstractRows
 from .data.shards import SHARDS
 from .leaves import together
@@ -42,10 +42,10 @@ def part(problem: Problem, rows: AbstractRows, size: int, comm: AbstractComm) ->
     Leaves of batches are not torn apart, unless `deterministic` asks for shards, or ranks are too many. Nor are shards
     of little sweeps that are too long to be one batch: some are summed as one.
     """
-    by_shard = comm.deterministic or comm.size > GATHERED
+    by_shard = comm.deterministic or comm.size > SHARDS
     if by_shard or size < rows.total or is_one_batch(problem, rows, size):
         return rows.part(comm.rank, comm.size, 1 if by_shard else together(size))
-    merged = SHARDS // GATHERED if is_little(problem, rows, size) else 1
+    merged = SHARDS // FEW_PIECES if is_little(problem, rows, size) else 1
     mine = rows.part(comm.rank, comm.size, merged)
     mine.merged = merged
     return mine

@@ -13,7 +13,7 @@ from torch.linalg import vector_norm
 
 from .block import Block
 
-__all__ = ["Looked", "Spans", "looked_at"]
+__all__ = ["START", "Looked", "Spans", "looked_at"]
 
 # What is done row by row comes out the same whatever rows are around, if rows that belong to nobody take the place of
 # those left over: products take four rows at a time, functions 32 entries.

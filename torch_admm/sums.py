@@ -108,9 +108,12 @@ class Sums:
     def _end_parts(self, before: int) -> None:
         """All parts before this one have their rows; there may be none."""
         while self.growing.count < before:
-            first, total = self.starts[self.growing.count], self.rows.total
-            self.growing.add([self._summed(), *([] if self.factor else self.gram.packed(first, total))])
+            self.growing.add(self._leaf(self.starts[self.growing.count]))
             self._begin_part()
+
+    def _leaf(self, first: int) -> list[Tensor]:
+        """What crosses of a piece that begins with this row of all."""
+        return [self._summed(), *([] if self.factor else self.gram.packed(first, self.rows.total))]
 
     def _summed(self) -> Tensor:
         return torch.zeros_like(self.like, dtype=torch.float64) if self.R is None else self.R
@@ -120,7 +123,10 @@ class Sums:
         self.gram = self.linear.gram(self.like, products=self.products, at_once=self.at_once)
 
     def _clear(self) -> None:
-        self.growing = self.comm.growing(self.comm.order(self.rows), torch.float64)
+        self._begin_part()
+        self.growing = self.comm.growing(
+            self.comm.order(self.rows), torch.float64, () if self.starts else self._leaf(0)
+        )
         self._begin_part()
         self.pending = None
 
@@ -131,8 +137,8 @@ def gram_of(linear: AbstractLinearMap, W: Tensor, rows: AbstractRows, size: int,
         return _gram_of(linear, W, rows, size, comm)
     grams = (_gram_of(linear, W, piece, size, comm) for piece in comm.pieces(rows))
     parts = (gram.packed(first, rows.total) for gram, first in zip(grams, comm.starts(rows), strict=True))
-    found = linear.gram(W, torch.float64)
-    found.unpack(comm.totals_later(parts, torch.float64, comm.order(rows)).wait(), rows.total)
+    found, like = linear.gram(W, torch.float64), linear.gram(W, torch.float64).packed(0, rows.total)
+    found.unpack(comm.totals_later(parts, torch.float64, comm.order(rows), like).wait(), rows.total)
     return found
 
 

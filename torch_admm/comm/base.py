@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ..data import AbstractRows, Chunk
-from ..data.shards import Shards, dealt
+from ..data.shards import SHARDS, Shards, dealt
 from ..errors import RankError, told
 from .pending import Pending
 from .standing import AbstractStanding, Buffer, Gathered, branches_of
@@ -24,15 +24,16 @@ __all__ = ["AbstractComm", "Solo", "pack", "unpack"]
 ALIGNMENT = 64  # bytes: products of rows that start elsewhere may round otherwise
 USUAL_ALIGNMENT = 16  # on the CPUs at hand this is enough, and most rows start so
 WORTH_CUTTING = 256  # rows of a shard: with fewer, a chunk for each costs more than its rows
-GATHERED = 8  # ranks up to which all get the branches of all; with more that would be too much to send
+STRIPED = 1 << 20  # bytes for each rank, of all: with fewer, to exchange twice takes longer than to get all of them
+FEW_PIECES = 8  # that few rows are summed by: more would cost more than they are worth
 
 
 class AbstractComm(abc.ABC):
     """One process among `size`, as number `rank`. All ranks make the same calls in the same order.
 
     Sums over all rows are made shard by shard, those over a mini-batch by some shards together, and then added up in a
-    fixed order: any number of ranks gives the same bits. With `deterministic` that holds for many ranks too, and
-    whatever products do with the rows around them.
+    fixed order: any number of ranks up to that of shards gives the same bits. With `deterministic` that holds whatever
+    products do with the rows around them.
     """
 
     rank: int
@@ -47,6 +48,10 @@ class AbstractComm(abc.ABC):
     @abc.abstractmethod
     def gather_later(self, values: Tensor) -> Pending[Tensor]:
         """Start to collect the values of all ranks, of one shape; the result has one more dimension in front."""
+
+    @abc.abstractmethod
+    def swap_later(self, values: Tensor) -> Pending[Tensor]:
+        """Start to send line i of the values to rank i; the result has the lines that the ranks had for this one."""
 
     @abc.abstractmethod
     def largest(self, *values: int) -> list[int]:
@@ -153,7 +158,7 @@ class AbstractComm(abc.ABC):
     def batch_order(self, split: Shards) -> Order:
         """In which the parts of a mini-batch are added up, of shards that go together one each."""
         together = split.together
-        return self.open_order() if self.size > GATHERED else _order(split.number, self.size, together, together)
+        return self.open_order() if self.size > SHARDS else _order(split.number, self.size, together, together)
 
     def open_order(self) -> Order:
         """Of one part a rank, added as it comes."""
@@ -197,7 +202,7 @@ class AbstractComm(abc.ABC):
 
     def adds_up(self, order: Order) -> bool:
         """Does one sum a rank do? If the order is open, or two have one each, or branches are too many to send."""
-        many = self.size > GATHERED and not self.deterministic
+        many = self.size > SHARDS and not self.deterministic
         return order.is_open or many or (self.size <= 2 and order.is_one_each)
 
     def _crossing(self, growing: Growing) -> Pending[list[Tensor]]:
@@ -206,8 +211,29 @@ class AbstractComm(abc.ABC):
         if self.adds_up(order):
             return self.sums_later(growing.total(), dtype)
         like = [t.to(dtype) for t in growing.like] or growing.sums[0]
-        pending = self._padded_later([pack(part, dtype) for part in growing.sums], order.most, pack(like, dtype))
-        return Pending(lambda: unpack(order.total(branches_of(pending.wait(), order)), like))
+        lines = _padded([pack(part, dtype) for part in growing.sums], order.most, pack(like, dtype))
+        pending = self.total_later(lines, order)
+        return Pending(lambda: unpack(pending.wait(), like))
+
+    def total_later(self, lines: Tensor, order: Order) -> Pending[Tensor]:
+        """Start to add up the branches of all ranks, those here in a line each, of as many as any rank has."""
+        if self.size * lines.numel() * lines.element_size() >= STRIPED:
+            return self._striped_later(lines, order)
+        pending = self.gather_later(lines)
+        return Pending(lambda: order.total(branches_of(pending.wait(), order)))
+
+    def _striped_later(self, lines: Tensor, order: Order) -> Pending[Tensor]:
+        """Each rank adds up its part of the values, and then gets those of the others: as little as sums would take."""
+        most, count = lines.shape
+        width = -(-count // self.size)
+        stripes = torch.nn.functional.pad(lines, (0, width * self.size - count)).view(most, self.size, width)
+        pending = self.swap_later(stripes.transpose(0, 1).contiguous())
+
+        def finish() -> Tensor:
+            mine = order.total(branches_of(pending.wait(), order))
+            return self.gather_later(mine).wait().view(-1).narrow(0, 0, count)
+
+        return Pending(finish)
 
     def sums_later(self, tensors: Sequence[Tensor], dtype: torch.dtype) -> Pending[list[Tensor]]:
         """Start to add up several tensors over all ranks, in one buffer of `dtype`."""
@@ -218,12 +244,12 @@ class AbstractComm(abc.ABC):
         """The sum over all ranks of tensors of these shapes, as numbers of `dtype`, to be made again and again."""
         if self.adds_up(order):
             return Buffer(self.sum_later, like, dtype)
-        return Gathered(self.gather_later, like, dtype, order, self.rank)
+        return Gathered(self.total_later, like, dtype, order, self.rank)
 
     def collect(self, parts: Sequence[Tensor], rows: AbstractRows) -> list[Tensor]:
         """The parts of all pieces of these rows, of all ranks, in order; for small ones."""
         counts = [stop - start for start, stop in self.order(rows).held]
-        came = self._padded_later(parts, max(counts), parts[0]).wait()
+        came = self.gather_later(_padded(parts, max(counts), parts[0])).wait()
         return [part for theirs, count in zip(came.unbind(), counts, strict=True) for part in theirs.unbind()[:count]]
 
     def gather_rows(self, values: Tensor, rows: AbstractRows) -> Tensor:
@@ -231,10 +257,6 @@ class AbstractComm(abc.ABC):
         place = values.new_zeros(rows.total, *values.shape[1:])
         place.narrow(0, rows.first, len(values)).copy_(values)
         return self.sum_(place)
-
-    def _padded_later(self, parts: Sequence[Tensor], most: int, like: Tensor) -> Pending[Tensor]:
-        missing = [torch.zeros_like(like)] * (most - len(parts))
-        return self.gather_later(torch.stack([*parts, *missing]))
 
 
 @final
@@ -255,6 +277,9 @@ class Solo(AbstractComm):
     def gather_later(self, values: Tensor) -> Pending[Tensor]:
         return Pending(lambda: values.unsqueeze(0))
 
+    def swap_later(self, values: Tensor) -> Pending[Tensor]:
+        return Pending(lambda: values)
+
     def largest(self, *values: int) -> list[int]:
         return list(values)
 
@@ -274,6 +299,11 @@ def unpack(packed: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
     """
     parts = packed.split([t.numel() for t in like])
     return [part.view(t.shape).to(t.dtype, copy=True) for part, t in zip(parts, like, strict=True)]
+
+
+def _padded(parts: Sequence[Tensor], most: int, like: Tensor) -> Tensor:
+    """Stacked, with zeros for those that are missing."""
+    return torch.stack([*parts, *[torch.zeros_like(like)] * (most - len(parts))])
 
 
 @lru_cache

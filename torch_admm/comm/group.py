@@ -37,6 +37,9 @@ class _Torch:
     def gather(self, values: Tensor, came: Tensor) -> Any:
         return dist.all_gather(list(came.unbind()), values, async_op=True)
 
+    def swap(self, values: Tensor, came: Tensor) -> Any:
+        return dist.all_to_all_single(came, values, async_op=True)
+
 
 Way = _Torch | Near
 
@@ -82,9 +85,14 @@ class Group(AbstractComm):
         return _Tried(self, near.standing(like, dtype, order), size)
 
     def gather_later(self, values: Tensor) -> Pending[Tensor]:
-        values = values.contiguous().to(self.device if values.device.type == "cpu" else values.device)
+        values = self._sendable(values)
         came = values.new_empty(self.size, *values.shape)
         return self._later(values, lambda way: way.gather(values, came), came)
+
+    def swap_later(self, values: Tensor) -> Pending[Tensor]:
+        values = self._sendable(values)
+        came = torch.empty_like(values)
+        return self._later(values, lambda way: way.swap(values, came), came)
 
     def largest(self, *values: int) -> list[int]:
         numbers = torch.tensor(values, device=self.device)
@@ -93,6 +101,9 @@ class Group(AbstractComm):
 
     def from_first_(self, values: Tensor) -> Tensor:
         return self._later(values, lambda way: way.from_first(values), values).wait()
+
+    def _sendable(self, values: Tensor) -> Tensor:
+        return values.contiguous().to(self.device if values.device.type == "cpu" else values.device)
 
     def _later(self, sent: Tensor, start: Callable[[Way], Any], result: Tensor) -> Pending[Tensor]:
         size = sent.numel() * sent.element_size()

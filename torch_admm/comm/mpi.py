@@ -122,6 +122,13 @@ class _Ranks(dist.ProcessGroup):
 
         return self._work(self.world.Iallgather(values.numpy(), came.numpy()), deal)
 
+    def alltoall_base(
+        self, output: Tensor, values: Tensor, output_sizes: list[int], sizes: list[int], opts: Any = None
+    ) -> Any:
+        assert not output_sizes, "all ranks get as much"
+        assert not sizes, "all ranks get as much"
+        return self._work(self.world.Ialltoall(values.numpy(), output.numpy()))
+
     def broadcast(self, tensors: list[Tensor], opts: Any) -> Any:  # type: ignore[override]
         return self._work(self.world.Ibcast(tensors[0].numpy(), opts.rootRank))
 

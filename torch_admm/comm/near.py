@@ -35,7 +35,7 @@ MEMORY = COUNTS + RING * ROOM  # bytes of a rank
 STRIPED = 1 << 16  # bytes from which on each rank adds up a part, and reads the other parts
 SPIN = 0.01  # seconds: asked again at once, if each rank has a core: to be woken up takes longer than most exchanges
 
-KINDS = ("sum", "standing sum", "maximum", "broadcast", "gather")  # of exchanges: all ranks are at the same
+KINDS = ("sum", "standing sum", "maximum", "broadcast", "gather", "swap")  # of exchanges: all ranks are at the same
 STANDING = KINDS.index("standing sum")
 
 Shapes = tuple[torch.Size, ...]
@@ -103,6 +103,12 @@ class Near:
     def gather(self, values: Tensor, came: Tensor) -> Pending[Tensor]:
         flat, lines = values.view(-1), came.view(self.size, -1)
         return self._start("gather", [flat], flat.dtype, lambda slots: _stack(slots.values, lines), came)
+
+    def swap(self, values: Tensor, came: Tensor) -> Pending[Tensor]:
+        def combine(slots: Slots) -> None:
+            _stack([theirs.view_as(values)[self.rank] for theirs in slots.values], came)
+
+        return self._start("swap", [values.view(-1)], values.dtype, combine, came)
 
     def close(self) -> None:
         """The others hear of it at once."""

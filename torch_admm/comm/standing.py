@@ -61,11 +61,11 @@ class Buffer(AbstractStanding):
 
 @final
 class Gathered(AbstractStanding):
-    """All ranks get the branches of all, and add them up in their order."""
+    """The branches of all ranks are added up in their order."""
 
     def __init__(
         self,
-        gather_later: Callable[[Tensor], Pending[Tensor]],
+        total_later: Callable[[Tensor, Order], Pending[Tensor]],
         like: Sequence[Tensor],
         dtype: torch.dtype,
         order: Order,
@@ -73,7 +73,7 @@ class Gathered(AbstractStanding):
     ):
         """`like` gives shapes and device."""
         shapes = [t.shape for t in like]
-        self._gather_later, self._order = gather_later, order
+        self._total_later, self._order = total_later, order
         self._values = like[0].new_zeros(order.most, sum(shape.numel() for shape in shapes), dtype=dtype)
         self._places = [shaped(line, shapes) for line in self._values.unbind()[: len(order.owned[rank])]]
         self._total = torch.empty_like(self._values[0])
@@ -83,12 +83,12 @@ class Gathered(AbstractStanding):
         return self._places
 
     def start(self) -> None:
-        self._pending = self._gather_later(self._values)
+        self._pending = self._total_later(self._values, self._order)
 
     def wait(self) -> Sequence[Tensor]:
-        came = self._pending.wait()
+        total = self._pending.wait()
         del self._pending  # or it would be there until the next has come
-        self._total.copy_(self._order.total(branches_of(came, self._order)))
+        self._total.copy_(total)
         return self._sums
 
 
