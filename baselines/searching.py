@@ -13,7 +13,6 @@ from torch_admm import Problem
 from torch_admm.arguments import positive_int
 from torch_admm.comm.base import FEW_PIECES, WORTH_CUTTING
 from torch_admm.data import AbstractRows
-from torch_admm.data.shards import SHARDS
 
 from .gradient import AbstractGradientMethod, Pair
 
@@ -46,14 +45,15 @@ class AbstractSearchingMethod(AbstractGradientMethod):
     def part(self, problem: Problem, rows: AbstractRows, batch_size: int | None) -> AbstractRows:
         """Neighbouring shards are one piece: each by itself would cost more than its rows."""
         size, comm = self._step_rows(rows, batch_size), self.comm
-        merged = 1 if comm.deterministic or comm.size > SHARDS else SHARDS // self._pieces_of(size, rows.total)
-        mine = rows.part(comm.rank, comm.size, merged)
+        by_shard = comm.deterministic or comm.is_many
+        merged = 1 if by_shard else comm.shards // self._pieces_of(size, rows.total)
+        mine = comm.part(rows, merged)
         mine.merged = merged
         return mine
 
     def _pieces_of(self, size: int, total: int) -> int:
         if size >= total:
-            return SHARDS if total >= SHARDS * WORTH_CUTTING else FEW_PIECES
+            return self.comm.shards if total >= self.comm.shards * WORTH_CUTTING else FEW_PIECES
         if self.comm.size == 1 and torch.get_num_threads() > 1:  # products then round by the threads anyway
             return 1
         return next((pieces for least, pieces in BATCH_PIECES.items() if size >= least), 1)

@@ -88,6 +88,9 @@ DATA: dict[str, tuple[dict[str, Any], str]] = {
     "half a sweep": (given(max_sweeps=2.5), r"max_sweeps is 2\.5; a whole number"),
     "never evaluated": (given(evaluate_every=0), r"evaluate_every is 0; a whole number of at least 1"),
     "negative seed": (given(seed=-1), r"seed is -1; a whole number of at least 0"),
+    "shards that ranks cannot share": (given(shards=20), r"shards is 20; a multiple of 24 is expected"),
+    "no shards": (given(shards=0), r"shards is 0; a multiple of 24 is expected"),
+    "true shards": (given(shards=True), r"shards is True; a multiple of 24 is expected"),
     "empty batch": (given(method=SGD("hinge"), batch_size=0), r"batch_size is 0; a whole number of at least 1"),
     "batches for Bregman": (
         given(method=BregmanADMM(), batch_size=8),

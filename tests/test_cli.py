@@ -216,10 +216,13 @@ def test_every_option_reaches_fit(
     monkeypatch.setattr(training, "fit", noted)
     words: dict[str, Any] = {"--data": "synthetic", "--data-dir": folder, "--net": 8, "--epochs": 2, "--seed": 3}
     words |= {"--batch-size": 50, "--checkpoint": tmp_path, "--checkpoint-every": 2, "--keep": 3, "--resume": "auto"}
-    code, _, err = run(capsys, "train", *(word for pair in words.items() for word in pair), "--deterministic")
+    code, _, err = run(
+        capsys, "train", *(word for pair in words.items() for word in pair), "--deterministic", "--shards", 48
+    )
     assert code == 0, err
     expected = {"max_sweeps": 2, "seed": 3, "batch_size": 50, "evaluate": folder / "synthetic/test.h5"}
     expected |= {"checkpoint": tmp_path, "checkpoint_every": 2, "keep": 3, "resume": "auto", "deterministic": True}
+    expected |= {"shards": 48}
     assert {name: seen[name] for name in expected} == expected
 
 

@@ -18,7 +18,6 @@ import torch
 from torch_admm import comm
 from torch_admm.comm import AbstractComm, Solo, launched, lost, mpi, rank_in
 from torch_admm.data import Rows
-from torch_admm.data.shards import Shards
 from torch_admm.errors import CommError, RankError
 
 from .commands import finished
@@ -178,7 +177,7 @@ def _fail_on(culprit: bool, said: str) -> None:
 
 def _tree(ranks: AbstractComm) -> tuple[bytes, bytes, int]:
     """The sum of 25 leaves, unevenly dealt out, and all of them in order."""
-    rows = Rows(torch.zeros(100, 1), torch.zeros(100), split=Shards(100, 25, range(25))).part(ranks.rank, ranks.size)
+    rows = Rows(torch.zeros(100, 1), torch.zeros(100)).part(ranks.rank, ranks.size, shards=25)
     leaves = [torch.randn(50, generator=rng(i)) for i in rows.split.here]
     collected = torch.stack(ranks.collect(leaves, rows))
     return (
@@ -190,7 +189,7 @@ def _tree(ranks: AbstractComm) -> tuple[bytes, bytes, int]:
 
 def _large_tree(ranks: AbstractComm) -> tuple[str, int]:
     """The sum of leaves that are too large to be sent to everybody, and the bytes that it took."""
-    rows = Rows(torch.zeros(100, 1), torch.zeros(100), split=Shards(100, 25, range(25))).part(ranks.rank, ranks.size)
+    rows = Rows(torch.zeros(100, 1), torch.zeros(100)).part(ranks.rank, ranks.size, shards=25)
     leaves, before = (torch.randn(LARGE, generator=rng(i)) for i in rows.split.here), ranks.bytes_sent
     pending = ranks.totals_later(([leaf] for leaf in leaves), torch.float32, ranks.order(rows))
     ranks.sum_(torch.ones(3))  # another exchange, before anybody waits for this one
@@ -242,18 +241,18 @@ def _check(said: dict[str, Any], rank: int, size: int) -> None:
 
 
 @pytest.mark.parametrize("kind", ["MPICH", "Open MPI"])
-@pytest.mark.parametrize("backend", ["gloo", "mpi"])
-def test_ranks_of_mpirun(backend: str, kind: str) -> None:
+@pytest.mark.parametrize(("size", "backend"), [(2, "gloo"), (2, "mpi"), (3, "mpi")])
+def test_ranks_of_mpirun(size: int, backend: str, kind: str) -> None:
     """Both ways to use an mpirun: as a launcher only, and for what crosses."""
     code = f"from tests import test_comm; test_comm.report({backend!r})"
-    command = [*mpirun(kind), "-n", "2", sys.executable, "-c", code]
+    command = [*mpirun(kind), "-n", str(size), sys.executable, "-c", code]
     done = finished(command, clean_environment())
-    assert (done.returncode, done.stdout.split()) == (0, [backend, backend]), done
+    assert (done.returncode, done.stdout.split()) == (0, [backend] * size), done
 
 
 def report(backend: str) -> None:
     with comm.start(backend) as ranks:
-        _check(_all(ranks), ranks.rank, 2)
+        _check(_all(ranks), ranks.rank, ranks.size)
         said = torch.distributed.get_backend()
     os.write(1, said.replace("mpi4py", "mpi").encode() + b"\n")
 

@@ -107,7 +107,7 @@ CASES: dict[str, Case] = {
 CLOSE = {name: Case(make, (8, 20, 1), 2001, in_batches=True) for name, make in DESCENTS.items()}
 
 
-def weights(case: Case, seed: int, dtype: torch.dtype) -> Tensor:
+def weights(case: Case, seed: int, dtype: torch.dtype, **options: Any) -> Tensor:
     """After ten sweeps, or as many as the case has."""
     model = net(*case.widths, dtype=dtype, act=case.act)
     for i, parameter in enumerate(model.parameters()):
@@ -118,8 +118,8 @@ def weights(case: Case, seed: int, dtype: torch.dtype) -> Tensor:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # as ranks have: how products and solves are shared out decides how they round
     try:
-        data, sweeps = (x, y), case.sweeps
-        fit(model, data, method, max_sweeps=sweeps, seed=seed, restore_best=False, sinks=(), evaluate_every=99)
+        options = {"max_sweeps": case.sweeps, "evaluate_every": 99} | options
+        fit(model, (x, y), method, seed=seed, restore_best=False, sinks=(), **options)
     finally:
         torch.set_num_threads(threads)
     return torch.cat([W.double().flatten() for W in method.weights().values()])  # of a little run, in double precision
@@ -129,10 +129,10 @@ def apart(first: Tensor, second: Tensor) -> float:
     return float((first - second).abs().max() / first.abs().max())
 
 
-def runs(_: Any, names: Sequence[str]) -> dict[Any, Any]:
+def runs(_: Any, names: Sequence[str], options: dict[str, Any] | None = None) -> dict[Any, Any]:
     """Lists, as tensors would cross by shared memory."""
     return {
-        (name, seed, dtype): weights(case, seed, dtype).tolist()
+        (name, seed, dtype): weights(case, seed, dtype, **(options or {})).tolist()
         for name, case in (CASES | CLOSE).items()
         if name in names
         for seed in range(case.seeds)
@@ -184,14 +184,35 @@ def test_so_do_ranks_that_talk_by_gloo(size: int, alone: dict[Any, Any]) -> None
         assert {key: result[key] == alone[key] for key in result} == dict.fromkeys(result, True)
 
 
-@pytest.mark.parametrize("size", [9, 24])
-def test_so_do_many_ranks(size: int, alone: dict[Any, Any]) -> None:
+MANY = [  # each exchange takes long on so few cores: fewer sweeps, and no searches on many batches
+    *["bregman, few", "consistent, odd", "long steps, odd", "long steps, more rows than are taken at once"],
+    *["batches of 70", "cg", "l-bfgs by 100", "anchored, by shards", "bregman, by shards", "l-bfgs, by shards"],
+    *["wide classes", "larger batches", "largest batches"],
+]
+
+
+@pytest.mark.parametrize(
+    ("size", "options"),
+    [(9, {}), (17, {}), (24, {}), (26, {"shards": 48}), (26, {"shards": 48, "deterministic": True})],
+)
+def test_so_do_many_ranks(size: int, options: dict[str, Any]) -> None:
     """Most have no leaf or piece of little runs, and take part all the same."""
-    names = ["bregman, few", "consistent, odd", "long steps, odd", "batches of 70", "cg by 67", "l-bfgs"]
-    names += ["anchored, by shards", "bregman, by shards", "l-bfgs, by shards", "wide classes", "largest batches"]
-    for result in on_ranks(size, in_group, runs, names):
+    options = {"max_sweeps": 2} | options
+    alone = runs(None, MANY, options)
+    for result in on_ranks(size, in_group, runs, MANY, options):
         assert isinstance(result, dict), result
-        assert {key: result[key] == alone[key] for key in result} == dict.fromkeys(result, True)
+        assert {key: result[key] == alone[key] for key in result} == dict.fromkeys(alone, True)
+
+
+def _too_many(ranks: Any) -> str:
+    with pytest.raises(ValueError, match="deterministic") as failure:
+        fit(net(4, 3, 1), blobs(30), sinks=(), deterministic=True)
+    return str(failure.value)
+
+
+def test_more_ranks_than_shards_cannot_be_deterministic() -> None:
+    said = "deterministic is True, but there are 25 ranks and only 24 shards for them; shards=48 (--shards 48) gives "
+    assert on_ranks(25, in_group, _too_many) == [said + "the same bits on any number of ranks up to that"] * 25
 
 
 def _of_a_file(_: Any, path: str) -> dict[str, list[float]]:

@@ -82,6 +82,7 @@ OTHERS: dict[str, tuple[str, dict[str, Any]]] = {
         {"method": AnchoredADMM("logistic", refresh=7)},
     ),
     "deterministic": ("deterministic was False when it was saved, and is True", {"deterministic": True}),
+    "shards": ("shards was 24 when it was saved, and is 48", {"shards": 48}),
     "monitor": ("monitor was train_accuracy when it was saved, and is loss", {"monitor": "loss"}),
     "batch size": ("batch_size was None when it was saved, and is 16", {"batch_size": 16}),
     "test rows": (

@@ -137,7 +137,8 @@ class AnchoredADMM(AbstractMethod):
         self.split = rows.split if in_batches and not self.comm.deterministic else None
         if self.split is not None and len(rows.split.here) == rows.split.number:  # nobody else has any
             several = self.size < rows.total and torch.get_num_threads() > 1  # no bits are promised: one leaf is faster
-            self.split = replace(rows.split, together=rows.split.number if several else together(self.size))
+            number = rows.split.number
+            self.split = replace(rows.split, together=number if several else together(self.size, number))
         self._start(problem)
         self.scale(rows)
 

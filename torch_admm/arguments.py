@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from numbers import Integral, Real
 from typing import Any, TypeVar
 
-__all__ = ["choice", "fraction", "non_negative", "per_layer", "positive", "positive_int"]
+__all__ = ["choice", "fraction", "multiple", "non_negative", "per_layer", "positive", "positive_int"]
 
 T = TypeVar("T")
 
@@ -31,6 +31,12 @@ def non_negative(name: str, value: Any) -> float:
 def positive_int(name: str, value: Any, least: int = 1) -> int:
     if isinstance(value, bool) or not isinstance(value, Integral) or int(value) < least:
         raise ValueError(f"{name} is {value!r}; a whole number of at least {least} is expected")
+    return int(value)
+
+
+def multiple(name: str, value: Any, of: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, Integral) or int(value) < of or int(value) % of:
+        raise ValueError(f"{name} is {value!r}; a multiple of {of} is expected")
     return int(value)
 
 

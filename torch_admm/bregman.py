@@ -13,7 +13,6 @@ from . import steps
 from .arguments import choice, per_layer, positive, positive_int
 from .comm.base import FEW_PIECES
 from .data import AbstractRows, take
-from .data.shards import SHARDS
 from .gram import Factor
 from .losses import loss_of
 from .method import AbstractMethod
@@ -78,9 +77,9 @@ class BregmanADMM(AbstractMethod):
         Double precision would not do: where a Gram is of low rank, weights show how its sums were rounded.
         """
         comm = self.comm
-        few = rows.total * problem.size <= LITTLE_SWEEP and comm.size <= SHARDS and not comm.deterministic
-        merged = SHARDS // FEW_PIECES if few else 1
-        mine = rows.part(comm.rank, comm.size, merged)
+        few = rows.total * problem.size <= LITTLE_SWEEP and not (comm.is_many or comm.deterministic)
+        merged = comm.shards // FEW_PIECES if few else 1
+        mine = comm.part(rows, merged)
         mine.merged = merged
         return mine
 

@@ -10,7 +10,6 @@ from torch import Tensor
 from .comm import AbstractComm
 from .comm.base import FEW_PIECES
 from .data import AbstractRows
-from .data.shards import SHARDS
 from .leaves import together
 from .precision import LITTLE_SWEEP
 from .problem import Problem
@@ -42,11 +41,11 @@ def part(problem: Problem, rows: AbstractRows, size: int, comm: AbstractComm) ->
     Leaves of batches are not torn apart, unless `deterministic` asks for shards, or ranks are too many. Nor are shards
     of little sweeps that are too long to be one batch: some are summed as one.
     """
-    by_shard = comm.deterministic or comm.size > SHARDS
+    by_shard = comm.deterministic or comm.is_many
     if by_shard or size < rows.total or is_one_batch(problem, rows, size):
-        return rows.part(comm.rank, comm.size, 1 if by_shard else together(size))
-    merged = SHARDS // FEW_PIECES if is_little(problem, rows, size) else 1
-    mine = rows.part(comm.rank, comm.size, merged)
+        return comm.part(rows, 1 if by_shard else together(size, comm.shards))
+    merged = comm.shards // FEW_PIECES if is_little(problem, rows, size) else 1
+    mine = comm.part(rows, merged)
     mine.merged = merged
     return mine
 

@@ -11,10 +11,11 @@ from typing import Any, Literal, final
 from torch import nn
 
 from .anchored import AnchoredADMM
-from .arguments import choice, fraction, positive_int
+from .arguments import choice, fraction, multiple, positive_int
 from .checkpoint import Checkpoints
 from .comm import current
 from .data import AbstractRows, has_floating_targets, rows_of
+from .data.shards import SHARDS
 from .errors import CheckpointError
 from .identity import fingerprint, identity, in_words
 from .judge import Judge
@@ -62,6 +63,7 @@ def fit(
     keep: int = 2,
     resume: bool | Literal["auto"] = False,
     deterministic: bool = False,
+    shards: int = SHARDS,
 ) -> Result:
     """Train `model` in place and say how it went.
 
@@ -86,8 +88,10 @@ def fit(
 
     - `checkpoint`: a folder for the whole state of the run, every `checkpoint_every` sweeps and at the end; the last
       `keep` stay there. `resume=True` goes on from the newest one, "auto" too if there is any.
-    - `deterministic`: any number of ranks gives the same bits, up to 24 and on one kind of CPU; slower, as each rank
-      takes one thread and smaller sums.
+    - `deterministic`: any number of ranks gives the same bits, on one kind of CPU; slower, as each rank takes one
+      thread and smaller sums.
+    - `shards`: parts that the rows are cut into, of which each rank has some; a multiple of 24. With the same shards up
+      to so many ranks get the same sums; more ranks have a shard each, and other sums (and cannot be `deterministic`).
 
     Within `with torch_admm.comm.start():` under torchrun, mpirun or srun all ranks train one model together. Each calls
     `fit` with the same arguments and data, and works on its part of the rows; the weights of rank 0 are what training
@@ -99,8 +103,12 @@ def fit(
     Ctrl-C ends the run and returns what there is, once the first row has been recorded. With checkpoints it does so
     after the sweep, whose state is saved; a second one ends it at once.
     """
-    comm = current(deterministic=choice("deterministic", deterministic, (False, True)))
+    comm = current()
     with comm.together():
+        comm.deterministic = choice("deterministic", deterministic, (False, True))
+        comm.shards = multiple("shards", shards, SHARDS)
+        if deterministic and comm.is_many:
+            raise ValueError(_too_few(shards, comm.size))
         max_sweeps = positive_int("max_sweeps", max_sweeps)
         every = positive_int("evaluate_every", evaluate_every)
         seed = positive_int("seed", seed, least=0)
@@ -115,9 +123,9 @@ def fit(
         rows, held = _rows(data, problem, batch_size, validation, seed)
         compared = comm.size > 1 or checkpoint is not None  # with other ranks, or with the run that was saved
         about = identity(problem, method, rows, batch_size, seed) if compared else {}
-        about |= {"deterministic": str(deterministic)} if compared else {}
+        about |= {"deterministic": str(deterministic), "shards": str(shards)} if compared else {}
         method.comm = comm
-        mine, rows = method.part(problem, rows, batch_size), rows.part(comm.rank, comm.size)
+        mine, rows = method.part(problem, rows, batch_size), comm.part(rows)
         judge = Judge(problem, rows, held, evaluate, monitor, comm)
         held_out = judge.about() if compared else {}
         drawn = rows.drawn if comm.size > 1 else ""
@@ -156,6 +164,12 @@ def _take_up(run: Run, checkpoints: Checkpoints, resume: bool | str) -> None:
     found = checkpoints.load(run.span, run.fits, run.resume, stacklevel=4)  # a warning is for the caller of `fit`
     if found is None and resume is True:
         raise CheckpointError(f"{checkpoints.folder} has no checkpoint to go on from")
+
+
+def _too_few(shards: int, ranks: int) -> str:
+    enough = -(-ranks // SHARDS) * SHARDS
+    said = f"shards={enough} (--shards {enough}) gives the same bits on any number of ranks up to that"
+    return f"deterministic is True, but there are {ranks} ranks and only {shards} shards for them; {said}"
 
 
 def _checked_method(method: Any) -> AbstractMethod:

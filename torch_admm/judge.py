@@ -44,7 +44,7 @@ class Judge:
             self.held["test"] = rows_of(evaluate, problem, "evaluate")
         if validation is not None:
             self.held["validation"] = validation
-        self.sets |= {f"{name}_": held.part(comm.rank, comm.size) for name, held in self.held.items()}
+        self.sets |= {f"{name}_": comm.part(held) for name, held in self.held.items()}
         own = self.custom is not None and validation is None
         self._monitor = monitor or (None if own else f"{list(self.sets)[-1]}{problem.loss.metric}")
 

@@ -1,4 +1,4 @@
-"""The sums of a mini-batch step, made so that any number of ranks up to 24 gets the same bits.
+"""The sums of a mini-batch step, made so that any number of ranks gets the same bits.
 
 A batch consists of a few leaves: the rows of some neighbouring shards, which are always on one rank. What is done row
 by row comes out the same whatever rows are around, as long as they lie right (`Spans`); a product over the rows of one
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from .block import Block
 from .comm import AbstractComm, AbstractStanding
-from .data.shards import SHARDS, Shards
+from .data.shards import Shards
 from .maps import AbstractLinearMap
 from .problem import Problem, Weights
 from .spans import START, Looked, Spans, looked_at
@@ -24,15 +24,15 @@ from .spans import START, Looked, Spans, looked_at
 __all__ = ["Leaves", "together"]
 
 LEAVES = {2048: 8, 512: 4, 64: 2}  # from so many rows on: products over few rows each cost more than they are worth
-MOST_LEAVES = 12288  # rows from which on each shard is one, if all have as many: to lay out others costs too much
+LARGE = 512  # rows of a shard, from which on each is a leaf, if all have as many: to lay out others costs too much
 KEPT = 64  # layouts of batches that are remembered: almost all are alike
 
 
-def together(rows: int) -> int:
-    """How many neighbouring shards make one leaf, in batches of so many rows."""
-    if rows >= MOST_LEAVES and rows % (SHARDS * START) == 0:
+def together(rows: int, shards: int) -> int:
+    """How many neighbouring shards of so many make one leaf, in batches of so many rows."""
+    if rows >= shards * LARGE and rows % (shards * START) == 0:
         return 1
-    return SHARDS // next((leaves for least, leaves in LEAVES.items() if rows >= least), 1)
+    return shards // next((leaves for least, leaves in LEAVES.items() if rows >= least), 1)
 
 
 @final

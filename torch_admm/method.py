@@ -36,7 +36,7 @@ class AbstractMethod(abc.ABC):
 
     def part(self, problem: Problem, rows: AbstractRows, batch_size: int | None) -> AbstractRows:
         """The rows of this rank, of those of all. A method that wraps another asks that one."""
-        return rows.part(self.comm.rank, self.comm.size)
+        return self.comm.part(rows)
 
     @abc.abstractmethod
     def init(self, problem: Problem, rows: AbstractRows, *, batch_size: int | None, seed: int) -> None:

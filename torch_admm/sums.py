@@ -124,10 +124,8 @@ class Sums:
 
     def _clear(self) -> None:
         self._begin_part()
-        self.growing = self.comm.growing(
-            self.comm.order(self.rows), torch.float64, () if self.starts else self._leaf(0)
-        )
-        self._begin_part()
+        like = () if self.starts else self._leaf(0)
+        self.growing = self.comm.growing(self.comm.order(self.rows), torch.float64, like)
         self.pending = None
 
 
@@ -137,7 +135,8 @@ def gram_of(linear: AbstractLinearMap, W: Tensor, rows: AbstractRows, size: int,
         return _gram_of(linear, W, rows, size, comm)
     grams = (_gram_of(linear, W, piece, size, comm) for piece in comm.pieces(rows))
     parts = (gram.packed(first, rows.total) for gram, first in zip(grams, comm.starts(rows), strict=True))
-    found, like = linear.gram(W, torch.float64), linear.gram(W, torch.float64).packed(0, rows.total)
+    like = () if comm.starts(rows) else linear.gram(W, torch.float64).packed(0, rows.total)
+    found = linear.gram(W, torch.float64)
     found.unpack(comm.totals_later(parts, torch.float64, comm.order(rows), like).wait(), rows.total)
     return found
 

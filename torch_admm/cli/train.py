@@ -20,10 +20,11 @@ import torch
 from torch import nn
 
 from ..anchored import AnchoredADMM
-from ..arguments import positive, positive_int
+from ..arguments import multiple, positive, positive_int
 from ..bregman import BregmanADMM
 from ..comm import BACKENDS, AbstractComm, rank_in, start
 from ..data.hdf5 import Description, describe
+from ..data.shards import SHARDS
 from ..data.sources import prepared
 from ..errors import DataError
 from ..fit import Result, fit
@@ -76,6 +77,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add("--keep", type=int, default=2, metavar="N", help="how many checkpoints stay (default: 2)")
     add("--resume", choices=RESUME, default="never", help="go on from the newest checkpoint; auto: if there is any")
     add("--deterministic", action="store_true", help="the same bits on any number of ranks; slower")
+    shards = f"parts of the rows, a multiple of {SHARDS}: up to so many ranks get the same bits (default: {SHARDS})"
+    add("--shards", type=int, default=SHARDS, metavar="N", help=shards)
     add(
         "--backend",
         choices=list(BACKENDS),
@@ -161,6 +164,7 @@ def train(args: argparse.Namespace, ranks: AbstractComm) -> int:
         keep=positive_int("--keep", args.keep),
         resume=RESUME[args.resume],
         deterministic=args.deterministic,
+        shards=multiple("--shards", args.shards, SHARDS),
     )
     with ranks.together():
         if ranks.rank == 0:

@@ -24,7 +24,7 @@ __all__ = ["AbstractComm", "Solo", "pack", "unpack"]
 ALIGNMENT = 64  # bytes: products of rows that start elsewhere may round otherwise
 USUAL_ALIGNMENT = 16  # on the CPUs at hand this is enough, and most rows start so
 WORTH_CUTTING = 256  # rows of a shard: with fewer, a chunk for each costs more than its rows
-STRIPED = 1 << 20  # bytes for each rank, of all: with fewer, to exchange twice takes longer than to get all of them
+STRIPED = 4 << 20  # bytes that each rank would get: fewer come faster than two exchanges end (benchmarks/sums.py)
 FEW_PIECES = 8  # that few rows are summed by: more would cost more than they are worth
 
 
@@ -39,6 +39,7 @@ class AbstractComm(abc.ABC):
     rank: int
     size: int
     deterministic: bool
+    shards: int = SHARDS  # of all rows: up to so many ranks get the same bits
     bytes_sent: int = 0  # handed over for others, whatever way a backend then sends it
 
     @abc.abstractmethod
@@ -103,6 +104,15 @@ class AbstractComm(abc.ABC):
             if text:
                 raise RankError(f"rank {other}: {text}")
 
+    @property
+    def is_many(self) -> bool:
+        """Are there more ranks than shards? Then there are other shards, and sums, than fewer ranks have."""
+        return self.size > self.shards
+
+    def part(self, rows: AbstractRows, together: int = 1) -> AbstractRows:
+        """The rows of this rank; as many shards as go `together` are on one."""
+        return rows.part(self.rank, self.size, together, self.shards)
+
     def cuts(self, rows: AbstractRows) -> bool:
         """Are sums over all of these rows made shard by shard, and those of the shards added up in a fixed order?"""
         worth = rows.total >= WORTH_CUTTING * rows.split.number if rows.cut is None else rows.cut
@@ -158,7 +168,7 @@ class AbstractComm(abc.ABC):
     def batch_order(self, split: Shards) -> Order:
         """In which the parts of a mini-batch are added up, of shards that go together one each."""
         together = split.together
-        return self.open_order() if self.size > SHARDS else _order(split.number, self.size, together, together)
+        return self.open_order() if self.is_many else _order(split.number, self.size, together, together)
 
     def open_order(self) -> Order:
         """Of one part a rank, added as it comes."""
@@ -202,8 +212,7 @@ class AbstractComm(abc.ABC):
 
     def adds_up(self, order: Order) -> bool:
         """Does one sum a rank do? If the order is open, or two have one each, or branches are too many to send."""
-        many = self.size > SHARDS and not self.deterministic
-        return order.is_open or many or (self.size <= 2 and order.is_one_each)
+        return order.is_open or self.is_many or (self.size <= 2 and order.is_one_each)
 
     def _crossing(self, growing: Growing) -> Pending[list[Tensor]]:
         """Branches are gathered, unless sums will do."""
@@ -226,8 +235,10 @@ class AbstractComm(abc.ABC):
         """Each rank adds up its part of the values, and then gets those of the others: as little as sums would take."""
         most, count = lines.shape
         width = -(-count // self.size)
-        stripes = torch.nn.functional.pad(lines, (0, width * self.size - count)).view(most, self.size, width)
-        pending = self.swap_later(stripes.transpose(0, 1).contiguous())
+        stripes = lines.new_zeros(self.size, most, width)
+        for stripe, part in zip(stripes.unbind(), lines.split(width, 1), strict=False):  # the last may have none
+            stripe.narrow(1, 0, part.shape[1]).copy_(part)
+        pending = self.swap_later(stripes)
 
         def finish() -> Tensor:
             mine = order.total(branches_of(pending.wait(), order))
@@ -247,7 +258,7 @@ class AbstractComm(abc.ABC):
         return Gathered(self.total_later, like, dtype, order, self.rank)
 
     def collect(self, parts: Sequence[Tensor], rows: AbstractRows) -> list[Tensor]:
-        """The parts of all pieces of these rows, of all ranks, in order; for small ones."""
+        """The parts of all pieces of these rows, of all ranks, in order; for small ones. Every rank has some."""
         counts = [stop - start for start, stop in self.order(rows).held]
         came = self.gather_later(_padded(parts, max(counts), parts[0])).wait()
         return [part for theirs, count in zip(came.unbind(), counts, strict=True) for part in theirs.unbind()[:count]]

@@ -105,8 +105,10 @@ class Near:
         return self._start("gather", [flat], flat.dtype, lambda slots: _stack(slots.values, lines), came)
 
     def swap(self, values: Tensor, came: Tensor) -> Pending[Tensor]:
+        shape = values.shape  # all that is kept of the values: they have been written
+
         def combine(slots: Slots) -> None:
-            _stack([theirs.view_as(values)[self.rank] for theirs in slots.values], came)
+            _stack([theirs.view(shape)[self.rank] for theirs in slots.values], came)
 
         return self._start("swap", [values.view(-1)], values.dtype, combine, came)
 

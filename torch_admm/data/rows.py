@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ..problem import Problem
-from .shards import Shards
+from .shards import SHARDS, Shards
 
 __all__ = ["AbstractRows", "Ahead", "Chunk", "has_floating_targets", "held_out", "regrouped", "rows_of", "take"]
 
@@ -82,12 +82,12 @@ class AbstractRows(abc.ABC):
         """These rows only, from start to stop, as data of their own."""
         return self._some(rows, Shards(rows.stop - rows.start))
 
-    def part(self, rank: int, ranks: int, together: int = 1) -> AbstractRows:
+    def part(self, rank: int, ranks: int, together: int = 1, shards: int = SHARDS) -> AbstractRows:
         """The rows of one of several ranks: contiguous, as even as whole shards can be; none where rows are too few.
 
-        See `Shards.part` for `together`.
+        See `Shards.part` for `together` and `shards`.
         """
-        split = self.split.part(rank, ranks, together)
+        split = self.split.part(rank, ranks, together, shards)
         return self._some(split.rows, split)
 
     def batch_counts(self, size: int, seed: int, epoch: int) -> Iterator[list[int]]:

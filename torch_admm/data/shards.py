@@ -21,8 +21,7 @@ import numpy.typing as npt
 
 __all__ = ["SHARDS", "Shards", "dealt", "generator", "merged", "share"]
 
-SHARDS = 24  # divided evenly by 1, 2, 3, 4, 6, 8, 12 and 24 ranks
-RADICES = {SHARDS: (2, 2, 2, 3)}  # how they are halved again and again
+SHARDS = 24  # divided evenly by 1, 2, 3, 4, 6, 8, 12 and 24 ranks; where there are more, they are a multiple of it
 AT_ONCE = 1 << 16  # rows whose batches are planned together
 ORDERS = 64  # that are drawn together
 
@@ -55,13 +54,13 @@ class Shards:
     here: range = field(default=range(SHARDS))
     together: int = 1  # so many neighbours are on one rank
 
-    def part(self, rank: int, ranks: int, together: int = 1) -> Shards:
-        """A run of whole shards; with more ranks than shards there are as many shards as ranks.
+    def part(self, rank: int, ranks: int, together: int = 1, shards: int = SHARDS) -> Shards:
+        """A run of whole shards, of so many; with more ranks than that there are as many shards as ranks.
 
         Neighbours that go `together` are not torn apart, even if some ranks then have none.
         """
         assert len(self.here) == self.number, "rows are shared out once"
-        number = max(self.number, ranks)
+        number = max(shards, ranks)
         assert number % together == 0, "shards go together in groups of one size"
         return Shards(self.total, number, dealt(number, ranks, together)[rank], together)
 
@@ -120,7 +119,8 @@ class Shards:
         last, period = self.total - 1, math.lcm(size, self.number)
         rounds, extra = np.divmod(ends - 1, self.number)
         different, which = np.unique((ends - 1) // period, return_inverse=True)
-        radices = RADICES.get(self.number, ()) if size >= self.number else ()
+        halved = size >= self.number and self.number % SHARDS == 0
+        radices = (2, 2, 2, self.number // 8) if halved else ()
         place = _orders(different, self.number, radices, seed, epoch)
         if different[-1] == last // period:  # shards that have no row in the last round come after those that have
             short = np.diff(self._borders()) == last // self.number
