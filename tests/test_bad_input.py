@@ -91,6 +91,7 @@ DATA: dict[str, tuple[dict[str, Any], str]] = {
     "shards that ranks cannot share": (given(shards=20), r"shards is 20; a multiple of 24 is expected"),
     "no shards": (given(shards=0), r"shards is 0; a multiple of 24 is expected"),
     "true shards": (given(shards=True), r"shards is True; a multiple of 24 is expected"),
+    "a folder without name": (given(checkpoint=""), r"checkpoint is ''; the path of a folder is expected"),
     "empty batch": (given(method=SGD("hinge"), batch_size=0), r"batch_size is 0; a whole number of at least 1"),
     "batches for Bregman": (
         given(method=BregmanADMM(), batch_size=8),

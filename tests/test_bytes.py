@@ -52,11 +52,11 @@ def _shared_solve(ranks: Any) -> Any:
 
     Its sums are large enough to go by stripes: one of as many as there are ranks more.
     """
-    inputs, outputs = 411, 100
+    inputs, outputs = 450, 200
     sums = 8 * (outputs * inputs + outputs * (outputs + 1) // 2 + outputs + outputs + 1)
     found = []
     for dtype in DTYPES:
-        sent = _sent(BregmanADMM("hinge"), dtype, 300, (inputs - 1, outputs, 1))
+        sent = _sent(BregmanADMM("hinge"), dtype, 180, (inputs - 1, outputs, 1))
         solved, stripe = dtype.itemsize * outputs * inputs, 8 * outputs * inputs // ranks.size
         found.append((sent, SWEEPS * (MERGED[ranks.size] * sums + stripe + solved)))
     return found

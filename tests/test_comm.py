@@ -17,6 +17,8 @@ import torch
 
 from torch_admm import comm
 from torch_admm.comm import AbstractComm, Solo, launched, lost, mpi, rank_in
+from torch_admm.comm.join import joined
+from torch_admm.comm.launch import Launch
 from torch_admm.data import Rows
 from torch_admm.errors import CommError, RankError
 
@@ -73,7 +75,15 @@ def test_nodes_that_count_restarts_differently_are_one_job() -> None:
 
 @pytest.mark.parametrize(
     ("env", "rank"),
-    [({}, 0), (SLURM, 5), (OPEN_MPI | {"MASTER_PORT": "70000"}, 2), (TORCHRUN | {"RANK": "x"}, 0), ({"RANK": "3"}, 3)],
+    [
+        ({}, 0),
+        (SLURM, 5),
+        (OPEN_MPI | {"MASTER_PORT": "70000"}, 2),
+        (TORCHRUN | {"RANK": "x"}, 0),
+        ({"RANK": "3"}, 3),
+        (TORCHRUN | {"WORLD_SIZE": "0", "RANK": "2"}, 2),
+        (TORCHRUN | {"RANK": "4"}, 0),  # a fifth of four, which has to speak for itself
+    ],
 )
 def test_knows_its_rank_even_if_the_rest_makes_no_sense(env: dict[str, str], rank: int) -> None:
     assert rank_in(env) == rank
@@ -360,6 +370,30 @@ def test_a_taken_port_is_named() -> None:
 def test_a_host_without_address_is_named() -> None:
     for text in on_ranks(2, _join, env={"MASTER_ADDR": "no-such-host.invalid"}):
         assert text.startswith("MASTER_ADDR is 'no-such-host.invalid', which cannot be resolved")
+
+
+@pytest.mark.parametrize(
+    ("place", "said"),
+    [
+        ({"rank": 0}, ""),
+        ({"rank": 1, "local_rank": 1}, None),
+        ({"rank": 2}, "rank 2: "),  # the first of another machine, where rank 0's may have no name
+        ({"rank": 3, "local_rank": 1}, None),
+        ({"rank": 1, "local_rank": 1, "local_size": 1}, "rank 1: "),  # as by hand
+        ({"rank": 2, "local_size": 4}, None),
+    ],
+)
+def test_a_host_without_address_is_named_by_those_who_do_not_know_it(
+    place: dict[str, Any], said: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waited: list[float] = []
+    monkeypatch.setattr("time.sleep", waited.append)
+    usual: dict[str, Any] = {"by": "Slurm", "size": 4, "local_rank": 0, "local_size": 2, "port": 1, "job": "7"}
+    launch = Launch(**(usual | place), address="no-such-host.invalid")
+    with pytest.raises(CommError, match=f"^{said or ''}MASTER_ADDR is 'no-such-host.invalid', which") as caught:
+        joined(launch, timedelta(seconds=1), "gloo")
+    assert caught.value.speaks == (said is not None)
+    assert len(waited) == (launch.rank > 0)  # so that whoever speaks first can end the job
 
 
 def _wait_for_nobody() -> str:

@@ -211,7 +211,7 @@ def _too_many(ranks: Any) -> str:
 
 
 def test_more_ranks_than_shards_cannot_be_deterministic() -> None:
-    said = "deterministic is True, but there are 25 ranks and only 24 shards for them; shards=48 (--shards 48) gives "
+    said = "deterministic is True, but there are 25 ranks and only 24 shards; shards=48 (--shards 48) gives "
     assert on_ranks(25, in_group, _too_many) == [said + "the same bits on any number of ranks up to that"] * 25
 
 

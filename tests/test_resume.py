@@ -113,6 +113,9 @@ def test_checkpoints_that_are_there_are_not_written_over(tmp_path: Path) -> None
 def test_nothing_to_go_on_from(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="has no checkpoint to go on from"):
         run(tmp_path, resume=True)
+    with pytest.raises(CheckpointError, match="elsewhere has no checkpoint to go on from"):
+        run(tmp_path / "elsewhere", resume=True)
+    assert list(tmp_path.iterdir()) == []  # a name that was mistyped does not become a folder
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import re
 import signal
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -42,6 +43,17 @@ def test_a_process_of_mpirun_can_start_twice(backend: str) -> None:
     assert (done.returncode, done.stdout) == (0, "[2.0, 2.0]" * 2), done
 
 
+def test_an_mpi_of_one_process_leaves_nothing_behind() -> None:
+    """MPICH's memory has a name until it is taken down."""
+    mpirun()
+    memory = Path("/dev/shm")
+    before = {path.name for path in memory.glob("mpich_shm*")}
+    code = "from torch_admm import comm\nwith comm.start('mpi'): import mpi4py.MPI as M; print(M.Is_initialized())"
+    done = finished([sys.executable, "-c", code], clean_environment())
+    assert (done.returncode, done.stdout) == (0, "True\n"), done
+    assert {path.name for path in memory.glob("mpich_shm*")} <= before
+
+
 def _otherwise(options: list[dict[str, Any]]) -> Any:
     try:
         with comm.start(**options[int(os.environ["RANK"])]) as ranks:
@@ -59,10 +71,14 @@ def test_ranks_may_have_different_threads() -> None:
     [
         ([{}, {"backend": "gloo"}], "ranks differ in backend: auto on rank 0, gloo on rank 1"),
         ([{}, {"timeout_minutes": 4.0}], "ranks differ in timeout_minutes: 5.0 on rank 0, 4.0 on rank 1"),
+        ([{}, {}, {"backend": "mpi"}], "ranks differ in backend: gloo on rank 0, mpi on rank 2"),
+        ([{"backend": "mpi"}, {}, {}], "ranks differ in backend: mpi on rank 0, gloo on rank 1"),
     ],
 )
 def test_ranks_that_start_otherwise_are_told(options: list[dict[str, Any]], said: str) -> None:
-    assert on_ranks(2, _otherwise, options) == [said, said]
+    if {"backend": "mpi"} in options:
+        pytest.importorskip("mpi4py")
+    assert on_ranks(len(options), _otherwise, options, env={"PMIX_RANK": "0"}) == [said] * len(options)
 
 
 def _meet(culprit: int) -> str:
@@ -88,30 +104,33 @@ def test_a_rank_that_hangs_while_all_meet_is_named(culprit: int) -> None:
     assert said[1 - culprit].startswith(f"rank {culprit} is missing"), said
 
 
-def _stop(ranks: AbstractComm) -> str:
-    """Rank 1 is stopped: no signal that can be handled ends it any more, not even that of its launcher."""
-    lost.GRACE = 3.0
+def _stop(ranks: AbstractComm, culprit: int) -> None:
+    """One rank is stopped: no signal that can be handled ends it any more, not even that of its launcher."""
     ranks.sum_(torch.ones(1))
-    if ranks.rank == 1:
+    if ranks.rank == culprit:
         os.kill(os.getpid(), signal.SIGSTOP)
+    ranks.sum_(torch.ones(1))
+
+
+def _stopped(backend: str, culprit: int) -> tuple[str, bool]:
     try:
-        ranks.sum_(torch.ones(1))
+        in_group(_stop, culprit, backend=backend, timeout_minutes=0.03)
     except CommError as error:
-        return str(error)
-    return "went on"
-
-
-def _stopped(backend: str) -> str:
-    said: str = in_group(_stop, backend=backend, timeout_minutes=0.03)
-    return said
+        return str(error), error.speaks
+    return "went on", False
 
 
 @pytest.mark.parametrize("backend", ["auto", "gloo"])
-def test_a_rank_that_is_stopped_ends_too(backend: str) -> None:
-    first, second = on_ranks(2, _stopped, backend)
-    assert first.startswith("rank 1 is missing (it ended or is stuck); rank 0 reports: "), first
-    assert ".cc" not in first
-    assert isinstance(second, str | CommError), second  # it was let go on, and found the others gone
+@pytest.mark.parametrize("culprit", [0, 1])
+def test_a_rank_that_is_stopped_ends_too(culprit: int, backend: str) -> None:
+    """It is let go on, finds the others gone, and leaves it to them to say so."""
+    ends = on_ranks(3, _stopped, backend, culprit)
+    assert all(isinstance(end, tuple) for end in ends), ends
+    spokesman = min({0, 1, 2} - {culprit})
+    assert [speaks for _, speaks in ends] == [rank == spokesman for rank in range(3)], ends
+    said, _ = ends[spokesman]
+    assert said.startswith(f"rank {culprit} is missing (it ended or is stuck); rank {spokesman} reports: "), said
+    assert ".cc" not in said
 
 
 def test_a_stuck_rank_does_not_keep_mpirun() -> None:
@@ -188,6 +207,9 @@ def _threads(cores: list[set[int]], given: str | None) -> int:
         ([{0, 1, 2, 3}] * 2, "1", [2, 2]),  # torchrun sets it, whatever the machine has
         ([{0, 1, 2, 3}] * 2, "3", [1, 1]),  # what people set stays: here, what torch took from it at its start
         ([{0, 1, 2, 3}] * 3, None, [1, 1, 1]),
+        ([{0, 1, 2, 3}] * 2, "abc", [2, 2]),  # says nothing
+        ([{0, 1, 2, 3}] * 2, "0", [2, 2]),
+        ([{0, 1, 2, 3}] * 2, " 3,2", [1, 1]),
         ([{0}, {1, 2, 3}], None, [1, 3]),  # as mpirun has bound them
         ([{0, 1}, {1, 2, 3}], None, [1, 1]),
     ],

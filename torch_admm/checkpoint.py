@@ -56,12 +56,23 @@ class Checkpoints:
     """Saves and finds the checkpoints of one run."""
 
     def __init__(
-        self, folder: str | os.PathLike[str], comm: AbstractComm, about: Mapping[str, str], keep: int = 2
+        self,
+        folder: str | os.PathLike[str],
+        comm: AbstractComm,
+        about: Mapping[str, str],
+        keep: int = 2,
+        *,
+        make: bool = True,
     ) -> None:
-        """Make the folder. The newest `keep` are kept. `about` tells what run it is, by name: another's is refused."""
+        """The newest `keep` are kept. `about` tells what run it is, by name: another's is refused.
+
+        The folder is made, if need be, or with `make=False` has to be there.
+        """
         self.folder, self.comm, self.about, self.keep = Path(folder), comm, dict(about), keep
         self._lock: Lock | None = None
         with self._together():
+            if comm.rank == 0 and not (make or self.folder.is_dir()):
+                raise CheckpointError(self.nothing)
             if comm.rank == 0:
                 self.folder.mkdir(parents=True, exist_ok=True)
 
@@ -85,6 +96,11 @@ class Checkpoints:
     def _release(self) -> None:
         if self._lock is not None:
             self._lock.release()
+
+    @property
+    def nothing(self) -> str:
+        """In words."""
+        return f"{self.folder} has no checkpoint to go on from"
 
     def at(self, sweep: int) -> Path:
         return self.folder / f"{PREFIX}{sweep:08d}"

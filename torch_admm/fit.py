@@ -13,7 +13,7 @@ from torch import nn
 from .anchored import AnchoredADMM
 from .arguments import choice, fraction, multiple, positive_int
 from .checkpoint import Checkpoints
-from .comm import current
+from .comm import AbstractComm, current
 from .data import AbstractRows, has_floating_targets, rows_of
 from .data.shards import SHARDS
 from .errors import CheckpointError
@@ -105,10 +105,7 @@ def fit(
     """
     comm = current()
     with comm.together():
-        comm.deterministic = choice("deterministic", deterministic, (False, True))
-        comm.shards = multiple("shards", shards, SHARDS)
-        if deterministic and comm.is_many:
-            raise ValueError(_too_few(shards, comm.size))
+        _set_shards(comm, deterministic, shards)
         max_sweeps = positive_int("max_sweeps", max_sweeps)
         every = positive_int("evaluate_every", evaluate_every)
         seed = positive_int("seed", seed, least=0)
@@ -116,8 +113,7 @@ def fit(
         stops = _several("stop", stop, AbstractStop)
         outlets = _several("sinks", ProgressBar() if sinks is None else sinks, AbstractSink)
         keep, save_every = positive_int("keep", keep), positive_int("checkpoint_every", checkpoint_every)
-        if choice("resume", resume, (False, True, "auto")) and checkpoint is None:
-            raise ValueError(f"resume is {resume!r}, but there is no checkpoint; name its folder")
+        _check_folder(checkpoint, resume)
         method = _checked_method(_default_method(model, data) if method is None else method)
         problem = from_module(model, method.loss)
         rows, held = _rows(data, problem, batch_size, validation, seed)
@@ -136,7 +132,8 @@ def fit(
         common = None if state is None else {name: v for name, v in state.items() if name not in method.by_row}
         comm.same(about | settings | {"evaluated rows": judge.measured(), "state": fingerprint(common)} | held_out)
         problem.write({l: comm.from_first_(W) for l, W in problem.read().items()})
-    checkpoints = None if checkpoint is None else Checkpoints(checkpoint, comm, about | held_out, keep)
+    about |= held_out
+    checkpoints = None if checkpoint is None else Checkpoints(checkpoint, comm, about, keep, make=resume is not True)
     with checkpoints or nullcontext():
         clock = Clock()
         with clock, conditions(problem.device, comm):
@@ -163,13 +160,23 @@ def _take_up(run: Run, checkpoints: Checkpoints, resume: bool | str) -> None:
         return
     found = checkpoints.load(run.span, run.fits, run.resume, stacklevel=4)  # a warning is for the caller of `fit`
     if found is None and resume is True:
-        raise CheckpointError(f"{checkpoints.folder} has no checkpoint to go on from")
+        raise CheckpointError(checkpoints.nothing)
 
 
-def _too_few(shards: int, ranks: int) -> str:
-    enough = -(-ranks // SHARDS) * SHARDS
-    said = f"shards={enough} (--shards {enough}) gives the same bits on any number of ranks up to that"
-    return f"deterministic is True, but there are {ranks} ranks and only {shards} shards for them; {said}"
+def _set_shards(comm: AbstractComm, deterministic: bool, shards: int) -> None:
+    comm.deterministic = choice("deterministic", deterministic, (False, True))
+    comm.shards = multiple("shards", shards, SHARDS)
+    if deterministic and comm.is_many:
+        enough = -(-comm.size // SHARDS) * SHARDS
+        said = f"shards={enough} (--shards {enough}) gives the same bits on any number of ranks up to that"
+        raise ValueError(f"deterministic is True, but there are {comm.size} ranks and only {shards} shards; {said}")
+
+
+def _check_folder(checkpoint: str | os.PathLike[str] | None, resume: bool | str) -> None:
+    if choice("resume", resume, (False, True, "auto")) and checkpoint is None:
+        raise ValueError(f"resume is {resume!r}, but there is no checkpoint; name its folder (--checkpoint)")
+    if checkpoint is not None and not os.fspath(checkpoint):
+        raise ValueError("checkpoint is ''; the path of a folder is expected")
 
 
 def _checked_method(method: Any) -> AbstractMethod:

@@ -10,12 +10,13 @@ import argparse
 import sys
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 from ..comm import rank_in
 from ..errors import CommError, told
 
-__all__ = ["BAD_INPUT", "BROKEN", "COMMANDS", "INTERRUPTED", "Command", "command", "main", "parser"]
+__all__ = ["BAD_INPUT", "BROKEN", "COMMANDS", "INTERRUPTED", "Command", "command", "main", "parser", "path"]
 
 BROKEN, BAD_INPUT, INTERRUPTED = 1, 2, 130  # exit codes; argparse ends with 2, too
 HEARD = 0.5  # seconds: launchers end all ranks with the first that goes, so that should be the one that speaks
@@ -42,6 +43,13 @@ def command(*words: str, help: str, arguments: Callable[[argparse.ArgumentParser
         return run
 
     return known
+
+
+def path(text: str) -> Path:
+    """An option's. Nothing at all would be the current folder, where a variable of the shell is not set, say."""
+    if not text:
+        raise argparse.ArgumentTypeError("a path is expected, but nothing is there")
+    return Path(text)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -10,7 +10,7 @@ from typing import Any
 from ..data.hdf5 import Description, describe
 from ..data.sources import SOURCES, AbstractSource, prepare, prepared
 from ..errors import DataError
-from .base import command
+from .base import command, path
 
 
 def prepare_arguments(parser: argparse.ArgumentParser) -> None:
@@ -18,8 +18,8 @@ def prepare_arguments(parser: argparse.ArgumentParser) -> None:
     for name, source in SOURCES.items():
         leaf = sources.add_parser(name, help=source.summary, description=source.summary)
         leaf.set_defaults(source=source)
-        leaf.add_argument("--data-dir", type=Path, required=True, help="where raw files are, and downloads go")
-        leaf.add_argument("--out", type=Path, help="where NAME/train.h5 and NAME/test.h5 go (default: --data-dir)")
+        leaf.add_argument("--data-dir", type=path, required=True, help="where raw files are, and downloads go")
+        leaf.add_argument("--out", type=path, help="where NAME/train.h5 and NAME/test.h5 go (default: --data-dir)")
         leaf.add_argument("--as", dest="folder_name", metavar="NAME", help=f"another name than {name} under --out")
         leaf.add_argument("--storage", choices=["float32", "float16"], default="float32", help="of the features")
         leaf.add_argument("--force", action="store_true", help="replace what was prepared otherwise")
@@ -56,7 +56,7 @@ def _folder(name: str | None) -> str | None:
 
 
 def list_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--data-dir", type=Path, help="tell what is prepared there")
+    parser.add_argument("--data-dir", type=path, help="tell what is prepared there")
 
 
 @command("data", "list", help="the sources, and what is prepared", arguments=list_arguments)
@@ -80,7 +80,7 @@ def _state(name: str, folder: Path) -> str:
 
 
 def show_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("file", type=Path, metavar="FILE")
+    parser.add_argument("file", type=path, metavar="FILE")
 
 
 @command("data", "show", help="what is in a prepared file", arguments=show_arguments)

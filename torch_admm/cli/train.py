@@ -32,7 +32,7 @@ from ..losses import loss_of
 from ..method import AbstractMethod
 from ..record import AbstractSink, JSONLines, ProgressBar, Row
 from ..stop import AbstractStop, Outcome, Target, TimeBudget
-from .base import BROKEN, INTERRUPTED, command
+from .base import BROKEN, INTERRUPTED, command, path
 
 METHODS: dict[str, Callable[..., AbstractMethod]] = {"anchored": AnchoredADMM, "bregman": BregmanADMM}
 ACTIVATIONS: dict[str, type[nn.Module]] = {
@@ -56,8 +56,8 @@ EXITS = {Outcome.INTERRUPTED: INTERRUPTED, Outcome.NON_FINITE: BROKEN}
 def arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--data", required=True, metavar="FILE_OR_NAME", help="an .h5 file, or what was prepared under --data-dir")
-    add("--data-dir", type=Path, default=Path("."), help="where prepared data are (default: here)")
-    add("--test", type=Path, metavar="FILE", help="held-out rows (default: test.h5 of the name)")
+    add("--data-dir", type=path, default=Path("."), help="where prepared data are (default: here)")
+    add("--test", type=path, metavar="FILE", help="held-out rows (default: test.h5 of the name)")
     add("--net", default="300", help="hidden widths, 300 or 100,50, or all widths, 28-300-1 (default: 300)")
     add("--activation", choices=ACTIVATIONS, default="relu", help="between the layers (default: relu)")
     add("--method", choices=METHODS, default="anchored", help="bregman is the paper's Algorithm 1 (default: anchored)")
@@ -70,9 +70,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add("--threads", type=int, help="of torch (default: its own choice; ranks of one machine share the cores)")
     add("--seed", type=int, default=0, help="of first weights and mini-batches (default: 0)")
     add("--device", default="cpu", help="by torch's name for it (default: cpu)")
-    add("--save", type=Path, metavar="MODEL.pt", help="the weights; MODEL.json beside it describes the net")
-    add(*LOG, type=Path, metavar="RUN.jsonl", dest="log", help="every recorded row, as JSON lines")
-    add("--checkpoint", type=Path, metavar="DIR", help="folder for the state of the run, to go on from")
+    add("--save", type=path, metavar="MODEL.pt", help="the weights; MODEL.json beside it describes the net")
+    add(*LOG, type=path, metavar="RUN.jsonl", dest="log", help="every recorded row, as JSON lines")
+    add("--checkpoint", type=path, metavar="DIR", help="folder for the state of the run, to go on from")
     add("--checkpoint-every", type=int, default=1, metavar="N", help="sweeps between two checkpoints (default: 1)")
     add("--keep", type=int, default=2, metavar="N", help="how many checkpoints stay (default: 2)")
     add("--resume", choices=RESUME, default="never", help="go on from the newest checkpoint; auto: if there is any")
@@ -258,13 +258,16 @@ def _cells(name: str, cells: list[str]) -> str:
 
 def writable(args: argparse.Namespace) -> None:
     """Better said before an hour of training than after, and by all ranks alike."""
-    for option, path in (("--save", args.save), ("--log", args.log)):
-        if path is not None and not path.parent.is_dir():
-            raise DataError(f"{option} is {path}, but there is no folder {path.parent}")
-        if path is not None and path.is_dir():
-            raise DataError(f"{option} is {path}, which is a folder")
+    log = " or ".join(LOG)
+    for option, file in (("--save", args.save), (log, args.log)):
+        if file is not None and not file.parent.is_dir():
+            raise DataError(f"{option} is {file}, but there is no folder {file.parent}")
+        if file is not None and file.is_dir():
+            raise DataError(f"{option} is {file}, which is a folder")
     if args.save is not None and args.save.suffix == ".json":
         raise DataError(f"--save is {args.save}; the weights need another suffix, for the JSON file stands beside them")
+    if args.save is not None and args.log in (args.save, args.save.with_suffix(".json")):
+        raise DataError(f"{log} is {args.log}, which --save would write over; give it another name")
 
 
 def save(args: argparse.Namespace, net: Net, about: Description, result: Result) -> str:

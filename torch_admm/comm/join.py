@@ -17,9 +17,9 @@ from typing import Any, TypeVar
 
 from torch._C._distributed_c10d import PrefixStore, TCPStore
 
-from ..errors import CommError
+from ..errors import CommError, RankError
 from .launch import Launch
-from .lost import GRACE, POLL, ended, named
+from .lost import GRACE, POLL, ended, line, named
 
 __all__ = ["Store", "joined", "within"]
 
@@ -31,8 +31,11 @@ APART = 2.0  # seconds by which ranks may come after one another
 _stores: dict[tuple[str, int], TCPStore] = {}  # the port is taken as long as the process lives
 
 
-def joined(launch: Launch, patience: timedelta) -> Store:
-    """A store for this start alone, once all ranks have come; else a CommError that names who is missing."""
+def joined(launch: Launch, patience: timedelta, way: str) -> Store:
+    """A store for this start alone, once all ranks have come; else a CommError that names who is missing.
+
+    All are to go on the same way, or they would wait for each other.
+    """
     _check_address(launch)
     place = launch.address, launch.port
     if place not in _stores:
@@ -42,12 +45,27 @@ def joined(launch: Launch, patience: timedelta) -> Store:
     store.set(f"hello/{launch.rank}", token)
     name = token if launch.rank == 0 else _answer(store, launch, token, patience)
     own = PrefixStore(name, store)
-    own.set(f"here/{launch.rank}", "")
+    own.set(f"here/{launch.rank}", way)
     missing = _invited(store, own, launch, name, deadline) if launch.rank == 0 else _awaited(own, launch, deadline)
     if missing:
         speaks = launch.rank == min(set(range(launch.size)).difference(missing))
         raise _absent(missing, launch, patience, speaks=speaks)
+    if differs := _agreed(own, launch, way):
+        raise RankError(differs)
     return own
+
+
+def _agreed(own: Store, launch: Launch, way: str) -> str:
+    """What rank 0 has to say to the ways of all."""
+    if launch.rank == 0:
+        ways = {own.get(f"here/{rank}").decode(): rank for rank in reversed(range(launch.size))}
+        others = [f"ranks differ in backend: {way} on rank 0, {o} on rank {rank}" for o, rank in ways.items() if rank]
+        own.set("agreed", others[-1] if others else "")
+    try:
+        return str(own.get("agreed").decode())
+    except RuntimeError as error:
+        reason = line(error)
+    raise ended(f"rank {launch.rank} lost rank 0: {reason}", speaks=launch.rank == 1)
 
 
 def within(patience: timedelta, connect: Callable[[], Made]) -> Made:
@@ -80,6 +98,9 @@ def _check_address(launch: Launch) -> None:
     else:
         return
     said = f"MASTER_ADDR is {launch.address!r}, which cannot be resolved: {why}"
+    if launch.elsewhere:  # rank 0 may well know its own name; if not, the job has ended by now
+        time.sleep(APART)
+        raise ended(f"rank {launch.rank}: {said}", speaks=True)
     raise ended(said, speaks=launch.rank == 0, pause=APART)
 
 

@@ -38,6 +38,11 @@ class Launch:
         return self.local_size == self.size
 
     @property
+    def elsewhere(self) -> bool:
+        """Is this the first rank of a machine that may not be that of rank 0?"""
+        return not self.one_machine and self.rank > 0 and (self.local_rank == 0 or self.local_size == 1)
+
+    @property
     def serves(self) -> bool:
         """Does this rank keep the store?"""
         return self.rank == 0 and not self.waits
@@ -45,31 +50,34 @@ class Launch:
 
 def launched(env: Environment = os.environ) -> Launch | None:
     """What the environment says; None for a process by itself."""
-    for name, read in LAUNCHERS.items():
-        found = read(env)
-        if found is not None:
-            _check(name, found)
-            return found
-    return None
+    found = _read(env)
+    if found is not None:
+        _check(found)
+    return found
 
 
 def rank_in(env: Environment = os.environ) -> int:
     """The rank of this process, even where the rest of the environment makes no sense; 0 by itself."""
     try:
-        found = launched(env)
+        found = _read(env)
     except ValueError:
         said = next((env[name] for name in RANKS if name in env), "0")
         return int(said) if said.isdecimal() else 0
-    return 0 if found is None else found.rank
+    if found is None or 0 < found.size <= found.rank:  # of the latter nobody else knows
+        return 0
+    return found.rank
 
 
-def _check(name: str, found: Launch) -> None:
-    if found.size < 1:
-        raise ValueError(f"{name} says that there are {found.size} ranks; at least 1 is expected")
-    if not 0 <= found.rank < found.size:
-        raise ValueError(
-            f"{name} says rank {found.rank} of {found.size}; a rank from 0 to {found.size - 1} is expected"
-        )
+def _read(env: Environment) -> Launch | None:
+    return next((found for read in LAUNCHERS.values() if (found := read(env)) is not None), None)
+
+
+def _check(found: Launch) -> None:
+    by, rank, size = found.by, found.rank, found.size
+    if size < 1:
+        raise ValueError(f"{by} says that there are {size} ranks; at least 1 is expected")
+    if not 0 <= rank < size:
+        raise ValueError(f"{by} says rank {rank} of {size}; a rank from 0 to {size - 1} is expected")
 
 
 def _torchrun(env: Environment) -> Launch | None:

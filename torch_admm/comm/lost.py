@@ -8,20 +8,36 @@ import re
 import signal
 import sys
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from threading import Thread
+from threading import Thread, current_thread, main_thread
 from typing import Any, NamedTuple
 
 from ..errors import CommError
 
-__all__ = ["GRACE", "HEARD", "POLL", "Process", "ended", "here", "leave", "line", "lost", "named", "stay"]
+__all__ = [
+    "GRACE",
+    "HEARD",
+    "POLL",
+    "Process",
+    "ended",
+    "here",
+    "leave",
+    "line",
+    "lost",
+    "named",
+    "noticing_stops",
+    "stay",
+]
 
 GRACE = 0.6  # seconds in which the ranks that are left say so, after one was found missing
 POLL = 0.02
 HEARD = 0.2  # seconds: launchers end all ranks with the first that goes, so that should be the one that speaks
+WOKEN = 5.0  # seconds after it was let go on, in which a rank leaves it to those who did that to say why
 _stuck: list[Thread] = []  # with a store that does not answer
+_went_on: deque[float] = deque(maxlen=1)  # when this process did so, after it was stopped
 ABORT = b"cmd=abort exitcode=2\n"  # in the words of PMI, by which MPICH's mpirun talks with its processes
 
 
@@ -44,7 +60,7 @@ def lost(store: Any, rank: int, size: int, reason: str, processes: Sequence[Proc
     if store is None:
         return CommError(f"communication between ranks failed: {reason}")
     told, missing = _roll_call(store, rank, size)
-    speaks = rank == min(set(range(size)) - set(missing), default=0)
+    speaks = rank == min(set(range(size)) - set(missing), default=0) and not _was_stopped()
     _wake([processes[other] for other in missing if processes])
     for other, text in told.items():
         if text:
@@ -53,6 +69,27 @@ def lost(store: Any, rank: int, size: int, reason: str, processes: Sequence[Proc
         return ended(f"communication between ranks failed: {reason}", speaks=speaks, job=False)
     what = "is missing (it ended or is stuck)" if len(missing) == 1 else "are missing (they ended or are stuck)"
     return ended(f"{named(missing)} {what}; rank {rank} reports: {reason}", speaks=speaks)
+
+
+@contextmanager
+def noticing_stops() -> Iterator[None]:
+    """Note when this process goes on after it was stopped, unless somebody else has a use for that signal."""
+    if current_thread() is not main_thread() or signal.getsignal(signal.SIGCONT) is not signal.SIG_DFL:
+        yield
+        return
+    signal.signal(signal.SIGCONT, _note)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGCONT, signal.SIG_DFL)
+
+
+def _note(number: int, frame: Any) -> None:
+    _went_on.append(time.monotonic())
+
+
+def _was_stopped() -> bool:
+    return bool(_went_on) and time.monotonic() - _went_on[-1] < WOKEN
 
 
 def ended(said: str, *, speaks: bool, pause: float = HEARD, job: bool = True) -> CommError:

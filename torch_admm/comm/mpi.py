@@ -37,6 +37,7 @@ def ready() -> Any:
     MPI = require()
     if not MPI.Is_initialized():
         MPI.Init_thread()
+        atexit.register(_take_down)
     return MPI
 
 
@@ -49,10 +50,11 @@ def require() -> Any:
 
         mpi4py.rc.initialize = False  # not before all ranks are known to be there
         mpi4py.rc.finalize = False  # at the end of a run that failed it would wait for ranks that never come
-        from mpi4py import MPI
     except ImportError as error:
         raise ImportError('backend "mpi" needs mpi4py and an MPI library: pip install "torch-admm[mpi]"') from error
-    except RuntimeError as error:
+    try:
+        from mpi4py import MPI
+    except (ImportError, RuntimeError) as error:
         raise ImportError(f'backend "mpi" found mpi4py, but no MPI library: {str(error).splitlines()[0]}') from error
     return MPI
 
@@ -70,14 +72,13 @@ def init(size: int, by: str, patience: timedelta) -> None:
         raise ValueError(f"MPI sees {world.Get_size()} of the {size} ranks that {by} started: {why}")
     if NAME not in dist.Backend.backend_list:
         dist.Backend.register_backend(NAME, _make, devices=["cpu"])
-        atexit.register(_take_down)
     dist.init_process_group(
         NAME, store=HashStore(), rank=world.Get_rank(), world_size=world.Get_size(), timeout=patience
     )
 
 
 def finish() -> None:
-    """The end of a run that went well: all ranks get here. MPI stays, as others may use it, or another run."""
+    """The end of a run that went well: all ranks get here. MPI, if it is in use, stays: others may use it."""
     global _went_well  # noqa: PLW0603
     _went_well = True
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import socket
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -22,7 +23,7 @@ from .base import AbstractComm, Solo
 from .group import Group
 from .join import Store, joined, within
 from .launch import Launch, launched
-from .lost import Process, here, leave, line, lost, stay
+from .lost import Process, here, leave, line, lost, noticing_stops, stay
 from .meet import meet
 from .near import Near
 
@@ -56,13 +57,15 @@ def start(
         if launch is not None and threads is None:
             _share_cores([(socket.gethostname(), sorted(_cores()))], launch)
         yield current(deterministic=deterministic)
+        mpi.finish()
         return
     comm = _joined(launch, backend, patience, deterministic)
     try:
-        comm.same({"backend": backend, "timeout_minutes": timeout_minutes})
-        _look_around(comm, launch, near=backend == "auto", set_threads=threads is None, patience=patience)
-        yield comm
-        _part(comm, backend)
+        with noticing_stops():
+            comm.same({"backend": backend, "timeout_minutes": timeout_minutes})
+            _look_around(comm, launch, near=backend == "auto", set_threads=threads is None, patience=patience)
+            yield comm
+            _part(comm, backend)
     except CommError:  # others were told, and a store that does not answer would keep this rank, too
         raise
     except BaseException as error:
@@ -166,7 +169,7 @@ def _nccl(launch: Launch, patience: timedelta) -> Store:
 
 
 def _mpi(launch: Launch, patience: timedelta) -> Store:
-    store = joined(launch, patience)  # MPI would wait for a missing rank for ever, and cannot say who it is
+    store = joined(launch, patience, "mpi")  # MPI would wait for a missing rank for ever, and cannot say who it is
     mpi.init(launch.size, launch.by, patience)
     return store
 
@@ -180,7 +183,7 @@ BACKENDS: dict[str, Callable[[Launch, timedelta], Store]] = {
 
 
 def _init(backend: str, launch: Launch, patience: timedelta) -> Store:
-    store = joined(launch, patience)
+    store = joined(launch, patience, backend.rpartition(":")[2])
     try:
         place: Any = {"store": store, "rank": launch.rank, "world_size": launch.size, "timeout": patience}
         with _loopback(launch.one_machine):
@@ -210,10 +213,11 @@ def _loopback(wanted: bool) -> Iterator[None]:
 def _share_cores(ranks: Sequence[tuple[str, list[int]]], launch: Launch) -> None:
     """Cores / ranks that may run on them. mpirun may have given each rank cores of its own.
 
-    `ranks` are the hosts and cores of all. What OMP_NUM_THREADS says goes first, but torchrun sets that to 1 by itself.
+    `ranks` are the hosts and cores of all. What OMP_NUM_THREADS says goes first, if it is a number (or several, for one
+    in the other); but torchrun sets that to 1 by itself.
     """
-    given, mine = os.environ.get("OMP_NUM_THREADS"), _cores()
-    if given is None or (launch.by == "torchrun" and given == "1"):
+    given, mine = os.environ.get("OMP_NUM_THREADS", ""), _cores()
+    if not re.match(r"\s*0*[1-9]\d*\s*(,|$)", given) or (launch.by == "torchrun" and given == "1"):
         host = socket.gethostname()
         sharing = sum(theirs == host and not mine.isdisjoint(cores) for theirs, cores in ranks)
         torch.set_num_threads(max(1, len(mine) // sharing))
