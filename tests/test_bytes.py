@@ -52,7 +52,7 @@ def _shared_solve(ranks: Any) -> Any:
 
     Its sums are large enough to go by stripes: one of as many as there are ranks more.
     """
-    inputs, outputs = 450, 200
+    inputs, outputs = 600, 150
     sums = 8 * (outputs * inputs + outputs * (outputs + 1) // 2 + outputs + outputs + 1)
     found = []
     for dtype in DTYPES:
