@@ -10,7 +10,7 @@ from __future__ import annotations
 import secrets
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from datetime import timedelta
 from threading import Thread
 from typing import Any, TypeVar
@@ -61,11 +61,21 @@ def _agreed(own: Store, launch: Launch, way: str) -> str:
         ways = {own.get(f"here/{rank}").decode(): rank for rank in reversed(range(launch.size))}
         others = [f"ranks differ in backend: {way} on rank 0, {o} on rank {rank}" for o, rank in ways.items() if rank]
         own.set("agreed", others[-1] if others else "")
+        _wait_for(range(1, launch.size if others else 1), own, "heard")  # the store goes with this rank
     try:
-        return str(own.get("agreed").decode())
+        found = str(own.get("agreed").decode())
+        own.set(f"heard/{launch.rank}", "")
+        return found
     except RuntimeError as error:
         reason = line(error)
     raise ended(f"rank {launch.rank} lost rank 0: {reason}", speaks=launch.rank == 1)
+
+
+def _wait_for(ranks: Iterable[int], own: Store, key: str) -> None:
+    """For a little while."""
+    deadline = time.monotonic() + APART
+    while not all(_has(own, f"{key}/{rank}") for rank in ranks) and time.monotonic() < deadline:
+        time.sleep(POLL)
 
 
 def within(patience: timedelta, connect: Callable[[], Made]) -> Made:
