@@ -65,9 +65,10 @@ def _agreed(own: Store, launch: Launch, way: str) -> str:
     try:
         found = str(own.get("agreed").decode())
         own.set(f"heard/{launch.rank}", "")
-        return found
     except RuntimeError as error:
         reason = line(error)
+    else:
+        return found
     raise ended(f"rank {launch.rank} lost rank 0: {reason}", speaks=launch.rank == 1)
 
 
@@ -163,12 +164,13 @@ def _invited(store: Store, own: Store, launch: Launch, name: str, deadline: floa
 
 
 def _awaited(own: Store, launch: Launch, deadline: float) -> list[int]:
-    """The other ranks wait until all are here; those that are not."""
+    """The other ranks wait until all are here, and rank 0 has said so; those that are not."""
     left = timedelta(seconds=max(POLL, deadline - time.monotonic()))
     try:
-        own.wait([f"here/{rank}" for rank in range(launch.size)], left)
+        own.wait([*(f"here/{rank}" for rank in range(launch.size)), "agreed"], left)
     except RuntimeError:
-        return [rank for rank in range(launch.size) if rank != launch.rank and not _has(own, f"here/{rank}")]
+        missing = [rank for rank in range(launch.size) if rank != launch.rank and not _has(own, f"here/{rank}")]
+        return missing or [0]
     return []
 
 
