@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -148,17 +148,23 @@ def sums() -> str:
     return "\n".join(lines)
 
 
-def speedup() -> str:
+def speedup(results: str = "scaling", kinds: Sequence[str] = ("2",)) -> str:
     """The ratios of `scaling` alone."""
-    figures = load("scaling")
+    figures = load(results)
     nets = figures["seconds"]
     heads = (f"{net}, {figures['rows'][net]:,} rows" for net in nets)
     lines = [f"| 2 ranks against 1 | aimed at | {' | '.join(heads)} |", f"| --- | --- {'| --- ' * len(nets)}|"]
     for method in next(iter(nets.values())):
         aim = f"{WANTED[method]:g}" if method in WANTED else ""
-        cells = (f"{times[method]['1'] / times[method]['2']:.2f}" for times in nets.values())
+        ratios = ([t[method]["1"] / t[method][kind] for kind in kinds] for t in nets.values())
+        cells = (", ".join(f"{ratio:.2f}" for ratio in of_net) for of_net in ratios)
         lines.append(f"| {method} | {aim} | {' | '.join(cells)} |")
     return "\n".join(lines)
+
+
+def slower() -> str:
+    """Those of another machine, each with that of processes apart."""
+    return speedup("scaling_slower", ("2", "apart"))
 
 
 def ranks() -> str:
@@ -234,7 +240,7 @@ def _bold(row: Any, name: str) -> str:
 
 TABLES: dict[str, Callable[[], str]] = {
     **{f.__name__: f for f in (baselines, bregman, data, kernels, steps, ablation, accelerations, other_data)},
-    **{f.__name__: f for f in (scaling, sums, speedup, ranks, simulate)},
+    **{f.__name__: f for f in (scaling, sums, speedup, slower, ranks, simulate)},
     **{"time_to_accuracy": comparison.time_to_accuracy, "compare": comparison.compare},
 }
 
