@@ -211,7 +211,7 @@ class AbstractComm(abc.ABC):
         return Pending(lambda: [t.to(dtype) for t, dtype in zip(pending.wait(), came, strict=True)])
 
     def adds_up(self, order: Order) -> bool:
-        """Does one sum a rank do? If the order is open, or two have one each, or branches are too many to send."""
+        """Does one sum a rank do? If the order is open, or two have one each, or each rank has a shard of its own."""
         return order.is_open or self.is_many or (self.size <= 2 and order.is_one_each)
 
     def _crossing(self, growing: Growing) -> Pending[list[Tensor]]:
